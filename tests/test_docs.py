@@ -54,12 +54,12 @@ def code_of(page: str) -> list[str]:
 def anchors(page: str) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     names: set[str] = set()
-    seen = Counter[str]()
+    counts = Counter[str]()
     for heading in HEADING.findall(prose_of(page)):
         plain = re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
         anchor = re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
-        names.add(f"{anchor}-{seen[anchor]}" if seen[anchor] else anchor)
-        seen[anchor] += 1
+        names.add(f"{anchor}-{counts[anchor]}" if counts[anchor] else anchor)
+        counts[anchor] += 1
     return names
 
 

@@ -66,13 +66,13 @@ def test_a_write_is_told_with_its_names_and_lease(engine: Engine) -> None:
     engine.require("hold")
     with subscribed(engine, **now(engine)) as frames:
         name = hold(engine, engine.scope())
-        (held,) = take_of(frames, 1, name)
-    assert isinstance(held, ChainHeld)
-    assert [held_name.digest for held_name in held.names] == [name]
+        (chain,) = take_of(frames, 1, name)
+    assert isinstance(chain, ChainHeld)
+    assert [chain_name.digest for chain_name in chain.names] == [name]
     # A slot file ends with its entry, in the middle of a block.
     is_file = engine.description.upstream == "llamacpp"
-    assert is_file or held.names[0].tokens % engine.description.block_size == 0
-    assert (held.num_leased, held.lease_seconds) == (1, 300)
+    assert is_file or chain.names[0].tokens % engine.description.block_size == 0
+    assert (chain.num_leased, chain.lease_seconds) == (1, 300)
 
 
 def test_an_expiry_is_told_while_nothing_runs(engine: Engine) -> None:
@@ -212,9 +212,9 @@ def test_an_engine_says_which_of_some_names_it_holds(engine: Engine) -> None:
     name = hold(engine, scope)
     reply = engine.client.post("/v1/names", json={"names": ["f" * 16, name]})
     assert reply.status_code == 200, reply.text
-    (held,) = msgspec.json.decode(reply.content, type=list[ChainHeld])
+    (chain,) = msgspec.json.decode(reply.content, type=list[ChainHeld])
     known = {n.digest: chain for chain in engine.snapshot().chains for n in chain.names}[name]
-    assert [held_name.digest for held_name in held.names] == [name] and held.tier == known.tier
-    assert bool(held.num_leased) == bool(known.num_leased)
+    assert [chain_name.digest for chain_name in chain.names] == [name] and chain.tier == known.tier
+    assert bool(chain.num_leased) == bool(known.num_leased)
     refused = engine.client.post("/v1/names", json={"names": ["f" * 16] * 513})
     assert refused.status_code == 400

@@ -166,12 +166,12 @@ def test_final_counts_are_what_the_stream_said_until_they_are_acknowledged(engin
     scope, conversation = engine.scope(), prompt(engine.text(60), engine.text(20))
     request = engine.request(conversation, scope, (0, "1h"), max_tokens=5)
     with engine.stream(request) as stream:
-        started, rest = stream.start(), stream.rest()
+        started, answer = stream.start(), stream.rest()
     final = engine.unacknowledged()[request.request_id]
     assert final.usage == started.usage
     assert final.epoch == started.epoch == engine.description.epoch
-    assert final.output_tokens == rest.last.output_tokens
-    assert final.reason == rest.finished[0].reason
+    assert final.output_tokens == answer.last.output_tokens
+    assert final.reason == answer.finished[0].reason
     for _ in range(2):
         engine.acknowledge(request.request_id, "never heard of")
         assert request.request_id not in engine.unacknowledged()
@@ -274,8 +274,8 @@ def test_a_record_is_kept_also_of_a_request_that_never_started(slow_engine: Engi
         assert isinstance(stream.rest().frames[0], Failed)
     query = {"request_ids": [request.request_id]}
     engine.wait_until_idle()
-    kept = engine.post("records", query, list[KeptRecord])
-    assert kept == [KeptRecord(request.request_id, "ours")]
+    records = engine.post("records", query, list[KeptRecord])
+    assert records == [KeptRecord(request.request_id, "ours")]
 
 
 def test_a_record_that_is_too_long_is_refused_by_name(engine: Engine) -> None:

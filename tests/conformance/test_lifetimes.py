@@ -95,14 +95,14 @@ def test_a_lease_holds_its_blocks_until_it_ends(engine: Engine) -> None:
     before = engine.stats()
     end = engine.ends(prompt(text))[0]
     engine.ask(prompt(text), scope, 0)
-    held = engine.stats()
+    during = engine.stats()
     size = engine.description.block_size
-    assert held.blocks.leased - before.blocks.leased == -(-end // size)
-    assert held.num_leases == before.num_leases + 1
+    assert during.blocks.leased - before.blocks.leased == -(-end // size)
+    assert during.num_leases == before.num_leases + 1
     engine.advance(300)
     after = engine.stats()
     assert after.blocks.leased == before.blocks.leased
-    assert after.counters.leases_expired == held.counters.leases_expired + 1
+    assert after.counters.leases_expired == during.counters.leases_expired + 1
 
 
 def test_shared_prefixes_are_held_once(engine: Engine) -> None:

@@ -40,8 +40,8 @@ def test_a_raw_prompt_reuses_what_it_shares_and_writes_entries(engine: Engine) -
     assert marked.usage.cache_write_5m_tokens == engine.floor(total)
     longer = engine.ask(raw(text + engine.text(40)), scope)
     assert longer.usage.automatic_tokens > 0
-    other = engine.ask(raw(text), engine.scope())
-    assert other.usage.automatic_tokens == 0
+    foreign = engine.ask(raw(text), engine.scope())
+    assert foreign.usage.automatic_tokens == 0
 
 
 def test_a_raw_prompt_has_names(engine: Engine) -> None:

@@ -79,8 +79,11 @@ def turns(seed: int) -> Iterator[Row]:
         engine = f"engine-{number % 2}"
         tokens |= {"engine": engine, "epoch": f"{engine}-{'old' if hours > 12 else 'new'}"}
         if kind < 5:
-            held = length if chance.random() < 0.7 else 0
-            tokens |= {"available_tokens": held, "captured_tokens": chance.choice((held, 0))}
+            num_held = length if chance.random() < 0.7 else 0
+            tokens |= {
+                "available_tokens": num_held,
+                "captured_tokens": chance.choice((num_held, 0)),
+            }
         if number % 40 == 0:
             tokens |= {"outcome": "api_error", "engine": None, "epoch": None, "status": 500}
             tokens["error"] = f"engine-{number % 2} stopped: {chance.randrange(10**6)}"
@@ -144,11 +147,13 @@ class Figures:
         until = self.until_ms - periods_ago * 24 * HOUR_MS
         return self.rows(f"SELECT {columns} FROM turns", until, where)[0]
 
-    def rows(self, select: str, until: int | None = None, where: str = "1", rest: str = "") -> Any:
+    def rows(
+        self, select: str, until: int | None = None, where: str = "1", clauses: str = ""
+    ) -> Any:
         until = until or self.until_ms
         span = f"opened_ms >= {until - 24 * HOUR_MS} AND opened_ms < {until}"
         with closing(sqlite3.connect(self._database)) as connection:
-            return connection.execute(f"{select} WHERE {span} AND {where} {rest}").fetchall()
+            return connection.execute(f"{select} WHERE {span} AND {where} {clauses}").fetchall()
 
     def first_tokens(self, above: int, up_to: int, sign: str, model: str) -> list[float]:
         """The times of a model's prompts of such a length that read something (`>`), or nothing
@@ -239,7 +244,7 @@ def test_requests(figures: Figures, overview: AppTest) -> None:
 
 def test_prefill_avoided(figures: Figures, overview: AppTest) -> None:
     """For each engine its reads by the time of its token. A part has what it adds to the whole."""
-    reads = figures.rows(f"SELECT engine, {READS} FROM turns", rest="GROUP BY engine")
+    reads = figures.rows(f"SELECT engine, {READS} FROM turns", clauses="GROUP BY engine")
     parts = {engine: read * TOKEN_SECONDS.get(engine, 0.0) for engine, read in reads}
     value, below = card(overview, "Prefill time avoided")
     assert value == formats.seconds(sum(parts.values()))
@@ -302,7 +307,7 @@ def test_miss_reasons_lead_to_as_many_requests_as_were_counted(
         figures.rows(
             "SELECT miss_reason, COUNT(*) FROM turns",
             where="miss_reason IS NOT NULL AND cache_read_tokens = 0",
-            rest="GROUP BY 1",
+            clauses="GROUP BY 1",
         )
     )
     in_part = "miss_reason IS NOT NULL AND cache_read_tokens > 0"

@@ -144,10 +144,10 @@ def add_overview(table_: Table, facts: Facts, app: AppTest) -> None:
     for name, (sum_of, counted) in classes.items():
         tokens = int(drawn.pop(name, 0))
         table_.add("overview", f"chart: {name}", tokens, sql=facts.value(sum_of), outside=counted)
-    rest = int(sum(drawn.values()))
+    tokens_left = int(sum(drawn.values()))
     outside = sum(turn.input for turn in turns)
     sql = facts.value("SUM(input_tokens)")
-    table_.add("overview", "chart: neither read nor written", rest, sql=sql, outside=outside)
+    table_.add("overview", "chart: neither read nor written", tokens_left, sql=sql, outside=outside)
     tokens = int(drawn.get("Reused automatically", 0))
     table_.add("overview", "chart: Reused automatically", tokens, sql=facts.value(AUTOMATIC))
 
@@ -271,9 +271,9 @@ def add_group(
             apart=SHARE if column == "Hit rate" else 0.0,
             of=column,
         )
-    both = row["Reused automatically (tokens)"] + row["Computed, not written (tokens)"]
+    uncached = row["Reused automatically (tokens)"] + row["Computed, not written (tokens)"]
     outside = sum(turn.input for turn in turns)
-    table_.add("savings", f"{name}: neither read nor written", float(both), outside=outside)
+    table_.add("savings", f"{name}: neither read nor written", float(uncached), outside=outside)
 
 
 def add_prefixes_paid(table_: Table, facts: Facts, app: AppTest) -> None:

@@ -36,7 +36,7 @@ def check_groups(figures: Figures, frame: Any, column: str) -> None:
             SUM(cache_write_5m_tokens), SUM(cache_write_1h_tokens), {COMPUTED},
             SUM(output_tokens), 1.0 * {READS} / SUM({PROMPT}), {SAVED}, SUM(cost_nano)
             FROM turns""",
-        rest=f"GROUP BY {column}",
+        clauses=f"GROUP BY {column}",
     )
     assert set(frame.index) == {row[0] for row in expected}
     names = ["Requests", "Failed", "Read (tokens)", "Written 5m (tokens)", "Written 1h (tokens)"]
@@ -60,7 +60,7 @@ def test_savings_by_model_and_workspace(figures: Figures) -> None:
 
 
 def test_every_workspace_that_saves_is_among_the_prefixes(figures: Figures) -> None:
-    saving = figures.rows(f"SELECT workspace_id, {SAVED} AS saved FROM turns", rest="GROUP BY 1")
+    saving = figures.rows(f"SELECT workspace_id, {SAVED} AS saved FROM turns", clauses="GROUP BY 1")
     frame = table(figures.page("savings"), "Cheaper TTL")
     assert {name for name, saved in saving if saved} <= set(frame["Workspace"])
 
@@ -69,7 +69,8 @@ def test_workspaces(figures: Figures) -> None:
     app = figures.page("workspaces")
     check_groups(figures, table(app, "Hit rate").set_index("Workspace"), "workspace_id")
     saved = [
-        nano for (nano,) in figures.rows(f"SELECT {SAVED} FROM turns", rest="GROUP BY workspace_id")
+        nano
+        for (nano,) in figures.rows(f"SELECT {SAVED} FROM turns", clauses="GROUP BY workspace_id")
     ]
     assert card(app, "With traffic")[0] == str(len(saved))
     assert card(app, "Best net saved")[0] == formats.dollars(max(saved))
@@ -118,7 +119,7 @@ def check_turns(figures: Figures, frame: Any, where: str, limit: int) -> None:
             http_request_id, duration_seconds, error, user_agent, engine, automatic_tokens
             FROM turns""",
         where=where,
-        rest=f"ORDER BY opened_ms DESC, id DESC LIMIT {limit}",
+        clauses=f"ORDER BY opened_ms DESC, id DESC LIMIT {limit}",
     )
     assert list(frame["Id"]) == [row[0] for row in expected]
     names = ["Outcome", "Not read because", "HTTP", "Workspace", "Model", "Read (tokens)"]
@@ -152,7 +153,7 @@ def test_requests_of_one_reason(figures: Figures) -> None:
 
 def test_a_request_is_found_by_the_id_of_its_response(figures: Figures) -> None:
     turn_id, request_id, read = figures.rows(
-        "SELECT id, http_request_id, cache_read_tokens FROM turns", rest="LIMIT 1"
+        "SELECT id, http_request_id, cache_read_tokens FROM turns", clauses="LIMIT 1"
     )[0]
     app = figures.page("requests", request=request_id)
     assert card(app, "Read from cache")[0] == f"{read:,}"
@@ -163,7 +164,7 @@ def test_a_failed_request_says_what_went_wrong(figures: Figures) -> None:
     turn_id, error, client, seconds = figures.rows(
         "SELECT id, error, user_agent, duration_seconds FROM turns",
         where="error IS NOT NULL AND user_agent IS NOT NULL",
-        rest="LIMIT 1",
+        clauses="LIMIT 1",
     )[0]
     app = figures.page("requests", request=turn_id)
     details = {
@@ -181,7 +182,7 @@ def test_what_failed_is_counted_in_the_first_sentence(figures: Figures) -> None:
     failed, read, count = figures.rows(
         """SELECT SUM(outcome LIKE '%\\_error' ESCAPE '\\'), SUM(cache_read_tokens > 0), COUNT(*)
             FROM (SELECT * FROM turns""",
-        rest="ORDER BY opened_ms DESC, id DESC LIMIT 200)",
+        clauses="ORDER BY opened_ms DESC, id DESC LIMIT 200)",
     )[0]
     text = said(figures.page("requests"), "markdown")
     assert f"{read:,} of the newest {count:,} requests" in text and f"{failed:,} failed" in text
@@ -223,7 +224,7 @@ def test_prefixes_are_labelled_by_their_last_request(figures: Figures) -> None:
         """SELECT prefix, name, cache_read_tokens + cache_write_5m_tokens + cache_write_1h_tokens,
             id, MAX(opened_ms) FROM turns""",
         where="prefix IS NOT NULL",
-        rest="GROUP BY prefix",
+        clauses="GROUP BY prefix",
     )
     for prefix, name, tokens, turn_id, _ in last:
         row = frame.loc[prefix]

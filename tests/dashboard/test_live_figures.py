@@ -192,13 +192,13 @@ def test_leases_kept_counts_how_they_ended(live: Live, page: Page) -> None:
     entry, workspace, engine = doomed["entry"]["entry"], doomed["workspace"], doomed["engine"]
     admin.delete(f"leases/{entry}?workspace={workspace}&engine={engine}")
     ended = live.ended()
-    kept, lost = ended.pop("expired", 0), {how: n for how, n in ended.items() if n}
+    num_kept, lost = ended.pop("expired", 0), {how: n for how, n in ended.items() if n}
     assert lost.get("dropped") == 1
     # The gateway puts down what engines told, and goes on when they are gone.
     put_down = lambda: admin.get("leases/kept")["lost"] == lost  # noqa: E731
     eventually(put_down)
     share, line = card(page("overview"), "Leases kept")
-    assert share == formats.percent(kept / (kept + sum(lost.values())))
+    assert share == formats.percent(num_kept / (num_kept + sum(lost.values())))
     assert line.startswith("early: ")
     assert sum(int(part.split()[0]) for part in line.removeprefix("early: ").split(", ")) == sum(
         lost.values()
@@ -255,9 +255,9 @@ def test_savings_are_those_of_the_usage_that_clients_were_told(live: Live, page:
             of_workspace["5m"],
             of_workspace["1h"],
         )
-        rest = row["Reused automatically (tokens)"] + row["Computed, not written (tokens)"]
+        uncached = row["Reused automatically (tokens)"] + row["Computed, not written (tokens)"]
         assert (
-            rest == of_workspace["input_tokens"]
+            uncached == of_workspace["input_tokens"]
             and row["Output (tokens)"] == of_workspace["output_tokens"]
         )
 

@@ -118,14 +118,14 @@ def test_an_engine_without_a_map_says_so(page: Page) -> None:
 def test_fleet_shows_what_each_engine_promises_and_why_not(page: Page) -> None:
     replies = answers("one bucket")
     [engine] = replies["/admin/v1/engines"]
-    others = [
+    guarantees = [
         {"name": "exact_read", "is_kept": False, "note": "not told: start it with --tell"},
         {"name": "hold", "is_kept": False, "note": "no_hold: the server evicts when it wants"},
     ]
     before = engine["description"] | {
         "backend": "upstream",
         "upstream": "vllm",
-        "guarantees": others,
+        "guarantees": guarantees,
     }
     replies["/admin/v1/engines"] = [
         engine,
@@ -140,8 +140,8 @@ def test_fleet_shows_what_each_engine_promises_and_why_not(page: Page) -> None:
     read = rows.loc["A read is what memory reused"]
     assert list(read) == ["yes: from its blocks", "no: not told: start it with --tell"]
     assert len(rows) == 6, "a row for each promise, whoever makes it"
-    other = {"name": "exact_read", "is_kept": False, "note": "an older engine"}
-    older = engine["description"] | {"guarantees": [other]}
+    guarantee = {"name": "exact_read", "is_kept": False, "note": "an older engine"}
+    older = engine["description"] | {"guarantees": [guarantee]}
     replies["/admin/v1/engines"] = [engine, engine | {"name": "engine-4", "description": older}]
     table = next(f.value for f in page("fleet", replies).dataframe if "Promise" in f.value)
     read = table.set_index("Promise").loc["A read is what memory reused"]

@@ -50,7 +50,7 @@ def added(read: int, written: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def sent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sent]:
+def traffic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sent]:
     data = tmp_path_factory.mktemp("memory-figures")
     settings = {
         "ENGINE_NUM_BLOCKS": str(NUM_BLOCKS),
@@ -76,25 +76,25 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sent]:
         yield traffic
 
 
-def test_memory_is_told_by_workspace_and_key_each_block_once(sent: Sent, show: Show) -> None:
-    app = show(sent.gateway, "memory", ADMIN_KEY)
+def test_memory_is_told_by_workspace_and_key_each_block_once(traffic: Sent, show: Show) -> None:
+    app = show(traffic.gateway, "memory", ADMIN_KEY)
     whole = table(app, "Workspace").set_index("Workspace")
     assert whole["Share"].sum() == pytest.approx(1, abs=5.1e-4 * len(whole)), "no more, no less"
     assert whole["Blocks"].sum() == NUM_BLOCKS
     frame = whole.drop("Free")
     outside = Counter[str]()
-    for (workspace, _), blocks in sent.blocks.items():
+    for (workspace, _), blocks in traffic.blocks.items():
         outside[workspace] += blocks
     in_sql = Counter[str]()
     for workspace, read, written in rows(
-        sent.data,
+        traffic.data,
         """SELECT workspace_id, cache_read_tokens,
            cache_write_5m_tokens + cache_write_1h_tokens FROM turns""",
     ):
         in_sql[workspace] += added(read, written)
     assert dict(frame["Leased"]) == dict(outside) == dict(in_sql)
     # What was not marked is kept without an entry, and told by workspace alone.
-    (pool,) = Admin(sent.gateway).get("engines/memory")
+    (pool,) = Admin(traffic.gateway).get("engines/memory")
     blocks = pool["stats"]["blocks"]
     assert frame["Leased"].sum() == blocks["leased"] and blocks["best_effort"] == 0
     assert frame["Without an entry"].sum() == blocks["cached"]
@@ -116,6 +116,6 @@ def test_memory_is_told_by_workspace_and_key_each_block_once(sent: Sent, show: S
     named = by_key[by_key["Key"].notna()]
     assert {
         (row["Workspace"], row["Key"]): row["Leased"] for row in named.to_dict("records")
-    } == dict(sent.blocks)
+    } == dict(traffic.blocks)
     unnamed = by_key[by_key["Key"].isna() & (by_key["Workspace"] != "Free")]
     assert unnamed["Leased"].sum() == 0

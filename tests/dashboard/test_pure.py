@@ -154,8 +154,8 @@ def usage(*savings: int, **fields: Any) -> Usage:
 def test_a_period_with_hardly_any_requests_is_none_to_compare_with(
     now: int, before: int, comparable: bool
 ) -> None:
-    seen = usage(totals={"requests": now}, before={"requests": before})
-    assert is_comparable(seen) is comparable
+    report = usage(totals={"requests": now}, before={"requests": before})
+    assert is_comparable(report) is comparable
 
 
 def test_intervals_that_the_range_cuts_are_drawn_as_wide_as_they_are() -> None:
@@ -257,8 +257,8 @@ def test_a_column_without_a_value_is_left_out_but_for_money() -> None:
 def test_findings_that_ask_for_the_same_change_stand_together() -> None:
     """Five prefixes of one workspace that all begin with an id were five boxes."""
     alike = [finding("system.0", "Leave the id out.", prefix) for prefix in ("a", "b")]
-    other = finding("system.0", "Sort the tools.", "c")
-    assert by_change([alike[0], other, alike[1]]) == [alike, [other]]
+    unlike = finding("system.0", "Sort the tools.", "c")
+    assert by_change([alike[0], unlike, alike[1]]) == [alike, [unlike]]
 
 
 def finding(path: str, change: str, text: str) -> Finding:

@@ -134,13 +134,13 @@ def test_other_sites_can_neither_post_nor_connect(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", ["http://127.0.0.1:{next}", "https://{here}", "http://localhost:{port}", "null"]
+    "address", ["http://127.0.0.1:{next}", "https://{here}", "http://localhost:{port}", "null"]
 )
-def test_another_port_scheme_or_name_of_this_host_is_another_site(site: Site, other: str) -> None:
+def test_another_port_scheme_or_name_of_this_host_is_another_site(site: Site, address: str) -> None:
     """The strict cookie comes with its requests, since a site has no port."""
     here = urlsplit(site.url)
     port = here.port or 0
-    origin = other.format(next=port + 1, port=port, here=here.netloc)
+    origin = address.format(next=port + 1, port=port, here=here.netloc)
     with site.signed_in() as client:
         cookie = client.cookies[COOKIE]
         assert site.websocket_status(cookie, origin=site.url) == 101

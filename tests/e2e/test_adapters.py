@@ -128,16 +128,16 @@ def test_no_adapter_reads_what_another_or_the_base_wrote(either: Engine) -> None
     for writer in names:
         text = either.text(100)
         assert read(ask(either, (text, TAIL), writer)) == 0
-        for other in names:
-            probe = ask(either, (text, TAIL), other, max_tokens=1)
-            assert (read(probe) + probe.usage.automatic_tokens > 0) == (other == writer)
+        for reader in names:
+            probe = ask(either, (text, TAIL), reader, max_tokens=1)
+            assert (read(probe) + probe.usage.automatic_tokens > 0) == (reader == writer)
 
 
 def test_an_activated_adapter_and_the_base_share_one_entry(engine: Engine) -> None:
-    text, other = engine.text(200), engine.text(200)
+    text, second_text = engine.text(200), engine.text(200)
     end = engine.ends(prompt(text))[0]
     # By the base first, then by the adapter; and the other way round.
-    for name, then, words in (("", "judge", text), ("judge", "", other)):
+    for name, then, words in (("", "judge", text), ("judge", "", second_text)):
         end = engine.ends(prompt(words))[0]
         first = ask(engine, (words, INVOCATION, TAIL), name)
         second = ask(engine, (words, INVOCATION, TAIL), then)
@@ -232,9 +232,9 @@ def test_unloading_waits_for_its_requests_and_ends_its_leases(either: Engine) ->
         assert refused.value.status == 404
         assert adapters_of(either)["blue"].is_leaving
         assert len(either.entries(SCOPE)) == 2
-        rest = stream.rest()
-    (finished,) = [frame for frame in rest.frames if isinstance(frame, Finished)]
-    assert finished.output_tokens == 3000 and rest.text().startswith(short)
+        answer = stream.rest()
+    (finished,) = [frame for frame in answer.frames if isinstance(frame, Finished)]
+    assert finished.output_tokens == 3000 and answer.text().startswith(short)
     eventually(lambda: "blue" not in adapters_of(either))
     # The base's lease stays; the adapter's was ended by the operator, and is counted so.
     assert len(either.entries(SCOPE)) == 1
@@ -259,8 +259,8 @@ def test_leases_of_adapters_outlive_a_restart(model: Path, folder: Path, tmp_pat
         assert read(warm) == end and warm.started.read_tier == "disk"
         assert warm.text() == cold["blue"].text()
         for name in ("", "red"):
-            other = ask(engine, (text, TAIL), name)
-            assert read(other) == 0, name
+            fresh = ask(engine, (text, TAIL), name)
+            assert read(fresh) == 0, name
 
 
 def test_what_can_not_be_loaded_is_told_alone(either: Engine, model: Path, folder: Path) -> None:

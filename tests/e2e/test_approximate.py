@@ -136,9 +136,9 @@ def test_a_compressed_prefix_is_asked_for_told_and_outlives_a_restart(tmp_path: 
         assert probe["holdfast"]["automatic_tokens"] == 0
         assert probe["content"] == cold["content"]
         entries = [entry for entry in fleet.told("entries", list[EntryInfo]) if entry.reads]
-        held = {entry.approximate is not None: entry for entry in entries}
-        assert held[True].tokens == held[False].tokens == num_tokens
-        assert held[True].blocks * 16 == approximate["kept"]
+        by_kind = {entry.approximate is not None: entry for entry in entries}
+        assert by_kind[True].tokens == by_kind[False].tokens == num_tokens
+        assert by_kind[True].blocks * 16 == approximate["kept"]
         restart(fleet)
         restarted = asking.read(question, keep)
         assert restarted["usage"]["cache_read_input_tokens"] == num_tokens
@@ -199,8 +199,8 @@ def check_the_gate(fleet: Fleet, asking: Asking) -> None:
     """What the engine measured is told, and what is too far from exact is refused by its number."""
     techniques = fleet.told("describe", Description).techniques
     assert {technique.method for technique in techniques} == {*SCORERS, "blocks"}
-    kept = [technique for technique in techniques if technique.method != "blocks"]
-    worst = max(kept, key=lambda technique: technique.kl)
+    scorers = [technique for technique in techniques if technique.method != "blocks"]
+    worst = max(scorers, key=lambda technique: technique.kl)
     assert not worst.is_allowed
     message = refused(asking.marked("?", {"keep": worst.parameter, "scorer": worst.method}))
     assert "cache_control.holdfast.keep" in message and f"{worst.kl:.2f}" in message
@@ -252,8 +252,8 @@ def test_documents_are_read_in_any_order_and_outlive_a_restart(tmp_path: Path) -
         assert path in refused(asking.said(asking_of(a)))
         asking.allow()
         wait_until_measured(fleet)
-        both = {"type": "ephemeral", "holdfast": {"block": "anywhere", "keep": 0.5}}
-        assert f"{path}: must have" in refused(asking.said(asking_of(a, marker=both)))
+        marker = {"type": "ephemeral", "holdfast": {"block": "anywhere", "keep": 0.5}}
+        assert f"{path}: must have" in refused(asking.said(asking_of(a, marker=marker)))
         short = {"type": "text", "text": "Short.", "cache_control": ANYWHERE}
         message = refused(asking.said([{"role": "user", "content": [short]}]))
         assert message.startswith(f"{path}.block: a block has at least 64 tokens, this one has")

@@ -92,10 +92,10 @@ def test_a_salt_reads_what_it_wrote_and_nothing_else(fast: Stack, api: Api) -> N
         assert api(http, system, first).num_tokens == 0
         reread = api(http, system, first)
         assert reread.num_tokens > 1024
-        others: tuple[dict[str, str], ...] = ({"cache_salt": "team two"}, {})
-        for other in others:
-            assert api(http, system, other).num_tokens == 0, other
-            assert api(http, system, other).num_tokens == reread.num_tokens, other
+        other_salts: tuple[dict[str, str], ...] = ({"cache_salt": "team two"}, {})
+        for foreign_salt in other_salts:
+            assert api(http, system, foreign_salt).num_tokens == 0, foreign_salt
+            assert api(http, system, foreign_salt).num_tokens == reread.num_tokens, foreign_salt
         # The other dialects read what this one wrote, with its salt.
         for another in APIS:
             assert another(http, system, first).num_tokens > 1024, another.__name__

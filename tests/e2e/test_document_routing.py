@@ -48,8 +48,8 @@ def test_documents_are_read_where_most_of_their_tokens_are(tmp_path: Path) -> No
             Asking(gateway.url).allow()
         asking, copied = Asking(reader.url), dict[str, int]()
         for number, name in enumerate(TEXTS):
-            for other in range(3):
-                writer.use(other, "resume" if other == number else "drain")
+            for index in range(3):
+                writer.use(index, "resume" if index == number else "drain")
             written = post(Asking(writer.url), name, f"writing {name}")
             assert written["holdfast"]["engine"] == f"engine-{number}"
             copied[name] = written["usage"]["cache_creation_input_tokens"]
@@ -62,8 +62,8 @@ def test_documents_are_read_where_most_of_their_tokens_are(tmp_path: Path) -> No
             assert answer["holdfast"]["engine"] == f"engine-{engine}"
             usage = answer["usage"]
             assert usage["cache_read_input_tokens"] == sum(copied[name] for name in read)
-            rest = sum(copied[name] for name in set(names) - set(read))
-            assert usage["cache_creation_input_tokens"] == rest
+            missing = sum(copied[name] for name in set(names) - set(read))
+            assert usage["cache_creation_input_tokens"] == missing
             assert answer["holdfast"]["automatic_tokens"] == 0
             row = reader.recorded(answer["id"])
             assert row["captured_tokens"] == usage["cache_read_input_tokens"]

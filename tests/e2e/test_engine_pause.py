@@ -60,17 +60,17 @@ def test_turns_that_come_while_the_only_engine_stands_still_are_all_served(pair:
 
     with ThreadPoolExecutor() as pool:
         with standing_still(pair):
-            began, seen = time.monotonic(), set()
-            sent = [pool.submit(send, at, began) for at in (0.2, 2.0, 4.5)]
+            began, statuses = time.monotonic(), set()
+            futures = [pool.submit(send, at, began) for at in (0.2, 2.0, 4.5)]
             # A busy gateway may take longer than the pause to notice.
-            while time.monotonic() < began + PAUSE_SECONDS or "unsure" not in seen:
+            while time.monotonic() < began + PAUSE_SECONDS or "unsure" not in statuses:
                 assert time.monotonic() < began + WAIT_SECONDS, "the gateway does not notice"
-                seen.add(status_of(pair))
+                statuses.add(status_of(pair))
                 ready = httpx.get(f"{pair.gateway.url}/readyz", timeout=120)
                 assert ready.status_code == 200, "turns are taken"
                 time.sleep(0.2)
-        assert [status.result() for status in sent] == [200] * 3
-    assert "unsure" in seen and "down" not in seen
+        assert [status.result() for status in futures] == [200] * 3
+    assert "unsure" in statuses and "down" not in statuses
 
 
 def test_a_count_that_comes_while_the_only_engine_is_unsure_waits_for_it(pair: Fleet) -> None:

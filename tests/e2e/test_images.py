@@ -110,19 +110,22 @@ def test_an_image_is_read_in_the_second_turn_and_by_nobody_else(house: House) ->
     with house.client() as first_client, house.client(1) as second_client:
         alone = ask(first_client, [text(about, marked=True)])
         first = ask(first_client, content)
-        seen = first.cache_creation_input_tokens
+        num_written = first.cache_creation_input_tokens
         # More than the text: the image has tokens of its own, and they are in the entry.
-        assert alone.cache_creation_input_tokens + 32 <= seen + first.cache_read_input_tokens
-        held = seen + first.cache_read_input_tokens
+        assert alone.cache_creation_input_tokens + 32 <= num_written + first.cache_read_input_tokens
+        num_tokens = num_written + first.cache_read_input_tokens
         again = ask(first_client, [*content, text("And now?")])
-        assert (again.cache_read_input_tokens, again.cache_creation_input_tokens) == (held, 0)
+        assert (again.cache_read_input_tokens, again.cache_creation_input_tokens) == (num_tokens, 0)
         # One pixel is another image: of it the text in front is read.
-        other = ask(first_client, [text(about), block(large(first=1), marked=True)])
-        assert other.cache_read_input_tokens <= alone.cache_creation_input_tokens
-        assert other.cache_read_input_tokens + other.cache_creation_input_tokens == held
+        changed = ask(first_client, [text(about), block(large(first=1), marked=True)])
+        assert changed.cache_read_input_tokens <= alone.cache_creation_input_tokens
+        assert changed.cache_read_input_tokens + changed.cache_creation_input_tokens == num_tokens
         # So is the same image in another workspace, where nothing at all is read.
         foreign = ask(second_client, content)
-        assert (foreign.cache_read_input_tokens, foreign.cache_creation_input_tokens) == (0, held)
+        assert (foreign.cache_read_input_tokens, foreign.cache_creation_input_tokens) == (
+            0,
+            num_tokens,
+        )
 
 
 def test_a_screenshot_in_a_tool_result_is_read_in_the_next_turn(house: House) -> None:
@@ -172,9 +175,12 @@ def test_images_are_read_wherever_they_stand(house: House) -> None:
         ):
             content: list[dict[str, Any]] = [*parts[:-1], {**parts[-1], "cache_control": MARK}]
             first = ask(client, content)
-            held = first.cache_creation_input_tokens + first.cache_read_input_tokens
+            num_held = first.cache_creation_input_tokens + first.cache_read_input_tokens
             again = ask(client, [*content, text("Well?")])
-            assert (again.cache_read_input_tokens, again.cache_creation_input_tokens) == (held, 0)
+            assert (again.cache_read_input_tokens, again.cache_creation_input_tokens) == (
+                num_held,
+                0,
+            )
 
 
 def test_every_dialect_shows_the_same_image_and_reads_the_others_entry(house: House) -> None:
@@ -182,15 +188,15 @@ def test_every_dialect_shows_the_same_image_and_reads_the_others_entry(house: Ho
     url = f"data:image/png;base64,{b64encode(data).decode()}"
     with house.client() as client:
         written = ask(client, [text(about), block(data, marked=True)])
-    held = written.cache_creation_input_tokens
-    tokens = held + written.input_tokens
+    num_held = written.cache_creation_input_tokens
+    tokens = num_held + written.input_tokens
     openai = OpenAI(api_key=house.keys[0], base_url=f"{house.url}/v1", max_retries=0)
     parts: Any = [{"type": "text", "text": about}, {"type": "image_url", "image_url": {"url": url}}]
     chat = openai.chat.completions.create(
         model=MODEL, max_tokens=4, messages=[{"role": "user", "content": parts}]
     ).usage
     assert chat is not None and chat.prompt_tokens_details is not None
-    assert (chat.prompt_tokens, chat.prompt_tokens_details.cached_tokens) == (tokens, held)
+    assert (chat.prompt_tokens, chat.prompt_tokens_details.cached_tokens) == (tokens, num_held)
     items: Any = [
         {"type": "input_text", "text": about},
         {"type": "input_image", "image_url": url, "detail": "auto"},
@@ -200,7 +206,7 @@ def test_every_dialect_shows_the_same_image_and_reads_the_others_entry(house: Ho
     ).usage
     assert response is not None
     read = response.input_tokens_details.cached_tokens
-    assert (response.input_tokens, read) == (tokens, held)
+    assert (response.input_tokens, read) == (tokens, num_held)
     google = genai.Client(api_key=house.keys[0], http_options={"base_url": house.url})
     answer = google.models.generate_content(
         model=MODEL,
@@ -208,7 +214,7 @@ def test_every_dialect_shows_the_same_image_and_reads_the_others_entry(house: Ho
         config={"max_output_tokens": 4},
     ).usage_metadata
     assert answer is not None
-    assert (answer.prompt_token_count, answer.cached_content_token_count) == (tokens, held)
+    assert (answer.prompt_token_count, answer.cached_content_token_count) == (tokens, num_held)
 
 
 def test_a_bad_image_is_a_400_of_the_dialect_that_names_the_block(house: House) -> None:

@@ -48,8 +48,8 @@ def test_the_engine_lists_the_entries_of_one_scope(stack: Stack, keys: dict[str,
         assert len(scopes) == 2
         for scope in scopes:
             entries = http.get(f"/v1/entries?scope={scope}").json()
-            kept = [row["entry"] for row in everything if row["scope"] == scope]
-            assert sorted(entry["entry"] for entry in entries) == sorted(kept)
+            of_scope = [row["entry"] for row in everything if row["scope"] == scope]
+            assert sorted(entry["entry"] for entry in entries) == sorted(of_scope)
             assert {entry["scope"] for entry in entries} == {scope}
         assert http.get("/v1/entries?scope=unknown").json() == []
 
@@ -70,8 +70,8 @@ def test_a_lease_that_is_dropped_is_gone_in_the_engine(stack: Stack, keys: dict[
     drop("mine", 404)
     drop("theirs", 400, "xyz")
     drop("theirs", 403, key=Admin(stack.gateway, keys["theirs"]))
-    held = [lease["entry"]["entry"] for lease in leases(stack, "theirs")]
-    assert sorted(held) == sorted([*before, entry]), "still there"
+    entry_ids = [lease["entry"]["entry"] for lease in leases(stack, "theirs")]
+    assert sorted(entry_ids) == sorted([*before, entry]), "still there"
     with stack.engine_client() as http:
         dropped = http.get("/v1/stats").json()["counters"]["leases_dropped"]
         assert drop("theirs", 200) == {"engine": engine, "workspace": "theirs", "entry": entry}
@@ -84,19 +84,19 @@ def test_a_lease_that_is_dropped_is_gone_in_the_engine(stack: Stack, keys: dict[
 
 
 def test_samples_and_history_are_of_the_turns_that_were(stack: Stack, keys: dict[str, str]) -> None:
-    sent = send(stack, keys["mine"], "Sampled. " + SYSTEM)
+    answer = send(stack, keys["mine"], "Sampled. " + SYSTEM)
     mine, admin = Admin(stack.gateway, keys["mine"]), Admin(stack.gateway)
 
     def sampled() -> Any:
         return {sample["id"]: sample for sample in mine.get("latency/samples")["samples"]}
 
-    eventually(lambda: sent["id"] in sampled())
-    turn = sampled()[sent["id"]]
-    usage = sent["usage"]
+    eventually(lambda: answer["id"] in sampled())
+    turn = sampled()[answer["id"]]
+    usage = answer["usage"]
     written = usage["cache_creation_input_tokens"]
     assert turn["prompt_tokens"] == usage["input_tokens"] + written
     assert turn["first_token_seconds"] > 0 and turn["overhead_seconds"] >= 0
-    assert sent["id"] not in {
+    assert answer["id"] not in {
         sample["id"]
         for sample in Admin(stack.gateway, keys["theirs"]).get("latency/samples")["samples"]
     }

@@ -143,8 +143,8 @@ def test_a_prefix_that_another_engine_holds_was_routed_elsewhere(two: Fleet) -> 
     assert reason(two, text) is None
     two.restart(int(first[-1]))
     eventually(lambda: two.num_ready() == 2)
-    kept = two.gateway.answer(text)["holdfast"]
-    assert (kept["engine"], kept["miss_reason"]) == (moved["engine"], None)
+    holdfast = two.gateway.answer(text)["holdfast"]
+    assert (holdfast["engine"], holdfast["miss_reason"]) == (moved["engine"], None)
 
 
 def test_another_model_is_the_reason_and_diagnostics_say_the_same(tmp_path: Path) -> None:
@@ -155,8 +155,10 @@ def test_another_model_is_the_reason_and_diagnostics_say_the_same(tmp_path: Path
     shutil.copytree(ROOT / "engine" / "holdfast-demo", folder)
     with (
         serving_engine("synthetic", least) as first_engine,
-        serving_engine("native", {**least, "ENGINE_MODEL": str(folder)}) as other,
-        serving_gateway(tmp_path / "data", [first_engine.wait().url, other.wait().url]) as served,
+        serving_engine("native", {**least, "ENGINE_MODEL": str(folder)}) as second_engine,
+        serving_gateway(
+            tmp_path / "data", [first_engine.wait().url, second_engine.wait().url]
+        ) as served,
     ):
         gateway = Gateway(served.wait().url)
         eventually(lambda: [engine["status"] for engine in gateway.get("engines")] == ["ready"] * 2)

@@ -39,21 +39,21 @@ def copied(folder: Path) -> Path:
 def test_a_native_engine_with_another_folder_of_one_name_is_refused(
     tmp_path: Path, changed: str
 ) -> None:
-    ours, other = (copied(tmp_path / name / "tiny") for name in ("a", "b"))
+    ours, theirs = (copied(tmp_path / name / "tiny") for name in ("a", "b"))
     if changed == "weights":
-        (file,) = other.glob("*.safetensors")
+        (file,) = theirs.glob("*.safetensors")
         content = bytearray(file.read_bytes())
         content[-4] ^= 1
         file.write_bytes(content)
     else:
-        template = other / "chat_template.jinja"
+        template = theirs / "chat_template.jinja"
         template.write_text(template.read_text("utf-8") + "{# changed #}", "utf-8")
     port = free_port()
     with serve_gateway(tmp_path / "data", f"http://127.0.0.1:{port}", models=None) as url:
         with native(port, ours):
             eventually(lambda: state(url)[0] == "ready")
             assert ask(url, model="tiny").status_code == 200
-        with native(port, other):
+        with native(port, theirs):
             eventually(lambda: state(url)[0] == "refused")
             assert f"digest of {'weights' if changed == 'weights' else 'the chat'}" in state(url)[1]
         with native(port, ours):

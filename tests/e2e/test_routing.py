@@ -46,9 +46,9 @@ def test_what_one_gateway_placed_the_other_finds(fleet: Fleet, onto: int) -> Non
     """Rendezvous alone would send half of them to the other engine."""
     here, there = fleet.gateways
     place(here, f"found on {onto}", onto)
-    held = fleet.held_names(onto)
-    assert len(held) >= NUM_PROMPTS
-    eventually(lambda: there.engine(onto)["routing"]["names"] == len(held))
+    names = fleet.held_names(onto)
+    assert len(names) >= NUM_PROMPTS
+    eventually(lambda: there.engine(onto)["routing"]["names"] == len(names))
     for number in range(NUM_PROMPTS):
         reply = there.answer(prompt(f"found on {onto} {number}"), "another question")
         assert reply["holdfast"]["engine"] == f"engine-{onto}"
@@ -66,7 +66,7 @@ def test_what_one_gateway_sent_is_load_to_the_other(fleet: Fleet) -> None:
         tokens: int = there.engine(engine)["routing"]["recent_tokens"]
         return tokens
 
-    seen = [recent(0), recent(1)]
+    loads = [recent(0), recent(1)]
     reply = here.answer(prompt("someone else's load", 200))
     written = reply["usage"]["cache_creation_input_tokens"]
     engine = int(reply["holdfast"]["engine"][-1])
@@ -74,8 +74,8 @@ def test_what_one_gateway_sent_is_load_to_the_other(fleet: Fleet) -> None:
 
     def has_risen() -> bool:
         # What others sent before fades meanwhile: it is a step that is looked for, not a level.
-        earlier, seen[engine] = seen[engine], recent(engine)
-        return seen[engine] > earlier + written / 2
+        earlier, loads[engine] = loads[engine], recent(engine)
+        return loads[engine] > earlier + written / 2
 
     eventually(has_risen)
 

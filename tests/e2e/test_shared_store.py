@@ -50,17 +50,17 @@ def write(fleet: Fleet, system: str, onto: int) -> tuple[dict[str, Any], set[str
 
     Return the answer, and the names of what both can read.
     """
-    gateway, other = fleet.gateway, 1 - onto
-    before = fleet.held_names(other)
-    gateway.use(other, "drain")
+    gateway, elsewhere = fleet.gateway, 1 - onto
+    before = fleet.held_names(elsewhere)
+    gateway.use(elsewhere, "drain")
     answer = ask(gateway, system)
     assert answer["holdfast"]["engine"] == f"engine-{onto}"
     assert not answer["usage"]["cache_read_input_tokens"]
-    gateway.use(other, "resume")
+    gateway.use(elsewhere, "resume")
     names: set[str] = set()
 
     def is_told() -> bool:
-        names.update((fleet.held_names(other) - before) & fleet.held_names(onto))
+        names.update((fleet.held_names(elsewhere) - before) & fleet.held_names(onto))
         return bool(names) and all_known(fleet)
 
     eventually(is_told)

@@ -41,12 +41,12 @@ def test_what_marks_nothing_is_held_where_the_setting_says_so(tmp_path: Path) ->
     settings = {"HOLDFAST_AUTO_CACHE_MESSAGES": "true"}
     with (
         serving_engine("synthetic", FAST) as engine,
-        serving_gateway(tmp_path / "on", [engine.url], settings) as held,
+        serving_gateway(tmp_path / "on", [engine.url], settings) as holding,
         serving_gateway(tmp_path / "off", [engine.url]) as plain,
     ):
-        held.wait()
+        holding.wait()
         plain.wait()
-        with Anthropic(base_url=held.url, api_key=API_KEY, max_retries=0, timeout=120) as sdk:
+        with Anthropic(base_url=holding.url, api_key=API_KEY, max_retries=0, timeout=120) as sdk:
             answers = conversation(sdk, "Who sleeps where?")
             for before, after in pairwise(answers):
                 usage, last = after.usage, before.usage

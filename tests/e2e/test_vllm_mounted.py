@@ -254,6 +254,6 @@ def test_where_the_risk_is_accepted_gateway_and_answers_say_so(
         assert "ExampleConnector" in json.dumps(promises["isolation"])
         text = handbook(20)
         first = stack.post(text).json()
-        other = stack.post(text, key=stack.other).json()
-        assert first["holdfast"]["is_isolated"] is other["holdfast"]["is_isolated"] is False
-        assert other["usage"]["cache_read_input_tokens"] == 0
+        foreign = stack.post(text, key=stack.other).json()
+        assert first["holdfast"]["is_isolated"] is foreign["holdfast"]["is_isolated"] is False
+        assert foreign["usage"]["cache_read_input_tokens"] == 0

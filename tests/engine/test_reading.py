@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from engine.reading import FRAMING_SHARE, FREE_FRAMING_BYTES, PIECE_BYTES, Framing
 
 
-def count_all(framing: Framing, sent: list[tuple[int, int]]) -> None:
-    for num_bytes, num_content in sent:
+def count_all(framing: Framing, chunks: list[tuple[int, int]]) -> None:
+    for num_bytes, num_content in chunks:
         framing.count(num_bytes, num_content)
 
 
@@ -19,17 +19,17 @@ def test_chunks_that_carry_something_are_never_refused(size: int, num_chunks: in
 
 
 @given(
-    sent=st.lists(
+    chunks=st.lists(
         st.integers(1, PIECE_BYTES).flatmap(
             lambda num_bytes: st.tuples(st.just(num_bytes), st.integers(0, num_bytes))
         )
     )
 )
-def test_framing_counts_when_content_comes_behind_it(sent: list[tuple[int, int]]) -> None:
+def test_framing_counts_when_content_comes_behind_it(chunks: list[tuple[int, int]]) -> None:
     framing = Framing()
-    count_all(framing, sent)
-    num_content = sum(content for _, content in sent)
-    num_bytes = sum(num_bytes for num_bytes, _ in sent)
+    count_all(framing, chunks)
+    num_content = sum(content for _, content in chunks)
+    num_bytes = sum(num_bytes for num_bytes, _ in chunks)
     assert framing.num_content == num_content
     assert framing.num_framing <= num_bytes - num_content
     framing.count(2, 1)

@@ -88,8 +88,8 @@ def take_an_older_one(path: Path, _rng: random.Random, older: Path) -> None:
 
 
 def take_another_file(path: Path, rng: random.Random, _: Path) -> None:
-    others = [file for file in path.parent.iterdir() if file.is_file() and file != path]
-    shutil.copy(rng.choice(sorted(others)), path)
+    files = [file for file in path.parent.iterdir() if file.is_file() and file != path]
+    shutil.copy(rng.choice(sorted(files)), path)
 
 
 DAMAGES: dict[str, Callable[[Path, random.Random, Path], None]] = {

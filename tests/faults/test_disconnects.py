@@ -41,12 +41,12 @@ async def leave(url: str, rng: random.Random, where: Where) -> None:
     ).encode()
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
-        sent = head + content
+        data = head + content
         if where == "in the head":
-            sent = sent[: rng.randrange(len(head))]
+            data = data[: rng.randrange(len(head))]
         elif where == "in the body":
-            sent = sent[: len(head) + rng.randrange(len(content))]
-        writer.write(sent)
+            data = data[: len(head) + rng.randrange(len(content))]
+        writer.write(data)
         await writer.drain()
         if where == "before the answer":
             await asyncio.sleep(rng.uniform(0, 0.1))

@@ -66,19 +66,19 @@ def test_no_restart_of_an_engine_leads_to_a_read_of_what_is_gone(tmp_path: Path)
         rows = fleet.gateway.rows()
     rows.sort(key=lambda row: (row["opened_at"], row["id"]))
     firsts, reads = Counter[str](), 0
-    seen: set[tuple[str, str]] = set()
+    keys: set[tuple[str, str]] = set()
     for row in rows:
         if not row["epoch"] or row["outcome"] not in ("stop", "length"):
             continue
         key = (row["epoch"], row["prefix"])
-        if key in seen:
+        if key in keys:
             reads += row["cache_read_tokens"] > 0
             assert row["cache_read_tokens"] > 0 or row["miss_reason"] == "in_progress_race", row
             continue
-        seen.add(key)
+        keys.add(key)
         assert row["cache_read_tokens"] == 0, f"read what no engine holds: {row}"
         firsts[row["miss_reason"]] += 1
-    epochs = {epoch for epoch, _ in seen}
+    epochs = {epoch for epoch, _ in keys}
     told(
         "F2",
         restarts=restarts,

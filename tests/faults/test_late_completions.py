@@ -95,14 +95,14 @@ def fuzzed_frames(rng: random.Random, told_frames: Counter[str]) -> Any:
     """Right beginnings and ends, and between and behind them whatever does not belong there."""
 
     def script(request: GenerateRequest, usage: InputUsage) -> list[Frame | float | bytes]:
-        mine, other = request.request_id, f"msg_unknown{rng.random()}"
+        mine, unknown = request.request_id, f"msg_unknown{rng.random()}"
         receipt = Receipt(name_tokens=[0] * len(request.names), num_held=0)
         strange: list[Frame | float | bytes] = [
             Done(request_id=mine, output_tokens=rng.randrange(100)),
-            Done(request_id=other, output_tokens=7),
+            Done(request_id=unknown, output_tokens=7),
             Finished(reason="stop", output_tokens=rng.randrange(100)),
             Failed(code="internal", message="late"),
-            Started(request_id=other, epoch="e", usage=usage, breakpoints=[], receipt=receipt),
+            Started(request_id=unknown, epoch="e", usage=usage, breakpoints=[], receipt=receipt),
             TextDelta("late"),
             TextDelta("w", choice=rng.randrange(1, 5)),
             b"\n",
@@ -128,7 +128,7 @@ def fuzzed_frames(rng: random.Random, told_frames: Counter[str]) -> Any:
 def test_frames_that_do_not_belong_there_break_one_turn_at_most(tmp_path: Path) -> None:
     """About two and a half fuzzed frames a turn."""
     turns = number(200, 4000)
-    rng, sent, ends = random.Random(41), Counter[str](), Counter[str]()
+    rng, kinds, ends = random.Random(41), Counter[str](), Counter[str]()
     engine = ScriptedEngine()
     with (
         serve(engine) as engine_url,
@@ -137,7 +137,7 @@ def test_frames_that_do_not_belong_there_break_one_turn_at_most(tmp_path: Path) 
     ):
         eventually(lambda: http.get("/readyz").status_code == 200)
         for turn in range(turns):
-            engine.script = fuzzed_frames(rng, sent)
+            engine.script = fuzzed_frames(rng, kinds)
             reply = http.post("/v1/messages", json=body(stream=turn % 2 == 0))
             if turn % 2:
                 ends[str(reply.status_code)] += 1
@@ -152,7 +152,7 @@ def test_frames_that_do_not_belong_there_break_one_turn_at_most(tmp_path: Path) 
         eventually(lambda: http.post("/v1/messages", json=body()).status_code == 200)
         eventually(lambda: http.get("/readyz").json()["journal_backlog"] == 0)
         text = http.get("/metrics").text
-    told("F14, frames", fuzzed=sum(sent.values()), turns=turns, ends=dict(ends))
+    told("F14, frames", fuzzed=sum(kinds.values()), turns=turns, ends=dict(ends))
     assert ends["message_stop"] and ends["error"] and ends["200"]
     assert "holdfast_gateway_journal_backlog 0.0" in text
 

@@ -150,7 +150,7 @@ def running(folder: Path, postgres: str) -> Iterator[tuple[Gateways, str]]:
         yield gateways, engine.url
 
 
-def ask(client: httpx.Client, url: str, key: str, rng: random.Random, seen: Seen) -> bool:
+def ask(client: httpx.Client, url: str, key: str, rng: random.Random, tally: Seen) -> bool:
     """One streamed turn of 20 to 400 tokens of prompt and up to 40 of answer; whether it ended."""
     words = " ".join(str(rng.random()) for _ in range(rng.randrange(1, 20)))
     body = {
@@ -164,11 +164,11 @@ def ask(client: httpx.Client, url: str, key: str, rng: random.Random, seen: Seen
     try:
         with client.stream("POST", f"{url}/v1/messages", json=body, headers=headers) as reply:
             if reply.status_code in (402, 429):
-                seen.refused += 1
+                tally.refused += 1
                 return False
             assert reply.status_code == 200, reply.read()
             turn = Turn(time.monotonic(), 0)
-            seen.turns.append(turn)
+            tally.turns.append(turn)
             for line in reply.iter_lines():
                 if line.startswith("data:"):
                     event = json.loads(line[5:])
@@ -176,7 +176,7 @@ def ask(client: httpx.Client, url: str, key: str, rng: random.Random, seen: Seen
                     tokens = sum(value for value in usage.values() if isinstance(value, int))
                     turn.tokens = max(turn.tokens, tokens)
     except httpx.TransportError:
-        seen.failed += 1
+        tally.failed += 1
         return False
     return True
 
@@ -186,14 +186,14 @@ def load(
 ) -> dict[str, Seen]:
     """Ask with `clients` threads a workspace; kill a gateway at a third, start it at two thirds."""
     admin = Admin(gateways.urls[0])
-    seen = {name: Seen() for name in names}
+    tallies = {name: Seen() for name in names}
     ends = time.monotonic() + seconds
 
     def run(name: str, key: str, number: int) -> None:
         rng = random.Random(f"{seed}-{name}-{number}")
         with httpx.Client(timeout=120, trust_env=False) as client:
             while time.monotonic() < ends:
-                if not ask(client, rng.choice(gateways.urls), key, rng, seen[name]):
+                if not ask(client, rng.choice(gateways.urls), key, rng, tallies[name]):
                     time.sleep(rng.uniform(0, 0.2))
 
     with ThreadPoolExecutor(clients * len(names)) as pool:
@@ -208,7 +208,7 @@ def load(
         gateways.last.start()
         for future in futures:
             future.result()
-    return seen
+    return tallies
 
 
 @contextmanager
@@ -235,30 +235,30 @@ def most_at_once(engine: str) -> Iterator[list[int]]:
 def measure(folder: Path, postgres: str, seconds: float, clients: int, seed: int) -> Shares:
     """What was let through of each limit, as a share of it, and how many turns each had."""
     with running(folder, postgres) as (gateways, engine):
-        seen = load(gateways, ["requests", "tokens", "spend"], seconds, clients, seed)
+        tallies = load(gateways, ["requests", "tokens", "spend"], seconds, clients, seed)
         idle_stats(engine)
         with most_at_once(engine) as counts:
-            seen |= load(gateways, ["concurrency"], seconds, clients, seed)
+            tallies |= load(gateways, ["concurrency"], seconds, clients, seed)
         idle_stats(engine)
         eventually(gateways.is_drained)
         rows = [row for row in ledger_rows(gateways.database) if row["workspace_id"] == "spend"]
-    starts = [(turn.at, 1) for turn in seen["requests"].turns]
+    starts = [(turn.at, 1) for turn in tallies["requests"].turns]
     # A turn's tokens are known at its end, and reserved at its beginning.
-    used = [(turn.at, turn.tokens) for turn in seen["tokens"].turns]
+    used = [(turn.at, turn.tokens) for turn in tallies["tokens"].turns]
     shares = {
         "requests": share_of_bucket(starts, REQUESTS),
         "tokens": share_of_bucket(used, TOKENS),
         "concurrency": max(counts) / CONCURRENCY,
         "spend": sum(row["cost_nano"] for row in rows) / SPEND,
     }
-    return {name: (share, seen[name]) for name, share in shares.items()}
+    return {name: (share, tallies[name]) for name, share in shares.items()}
 
 
 @pytest.mark.postgres
 def test_three_gateways_let_no_more_through_than_one(tmp_path: Path, postgres: str) -> None:
     measured = measure(tmp_path, postgres, sizes.number(15.0, 120.0), clients=6, seed=1)
-    for name, (share, seen) in measured.items():
+    for name, (share, tally) in measured.items():
         sizes.told(
-            name, share=share, turns=len(seen.turns), refused=seen.refused, broken=seen.failed
+            name, share=share, turns=len(tally.turns), refused=tally.refused, broken=tally.failed
         )
-        assert seen.turns and share <= ALLOWED, f"{name}: {share:.3f} of the limit was let through"
+        assert tally.turns and share <= ALLOWED, f"{name}: {share:.3f} of the limit was let through"

@@ -36,7 +36,7 @@ def engine() -> Iterator[tuple[str, psutil.Process]]:
             yield served.wait().url, psutil.Process(served.pid)
 
 
-async def flood(url: str, sent: bytes, count: int) -> None:
+async def flood(url: str, data: bytes, count: int) -> None:
     """So many connections that send this and read until the server closes."""
     host, port = url.removeprefix("http://").split(":")
     numbers = iter(range(count))
@@ -45,7 +45,7 @@ async def flood(url: str, sent: bytes, count: int) -> None:
         for _ in numbers:
             try:
                 reader, writer = await asyncio.open_connection(host, int(port))
-                writer.write(sent)
+                writer.write(data)
                 while await reader.read(65536):
                     pass
                 writer.close()

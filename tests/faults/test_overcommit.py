@@ -52,26 +52,26 @@ def prompt(name: str, tokens: int, *, is_marked: bool = False) -> dict[str, Any]
 
 
 async def flood(
-    http: httpx.AsyncClient, url: str, seen: Seen, names: Iterator[int], until: float
+    http: httpx.AsyncClient, url: str, tally: Seen, names: Iterator[int], until: float
 ) -> None:
     while time.monotonic() < until:
         body = prompt(f"flood {next(names)}", PROMPT_TOKENS)
         reply = await http.post(f"{url}/v1/messages", json=body, headers=API_HEADERS)
-        seen.statuses[reply.status_code] += 1
+        tally.statuses[reply.status_code] += 1
         if reply.status_code == 200:
-            seen.answered_at.append(time.monotonic())
+            tally.answered_at.append(time.monotonic())
         elif (
             reply.status_code != 529
             or reply.json()["error"]["type"] != "overloaded_error"
             or int(reply.headers.get("retry-after", 0)) < 1
         ):
-            seen.wrong.append(f"{reply.status_code} {reply.headers} {reply.text}")
+            tally.wrong.append(f"{reply.status_code} {reply.headers} {reply.text}")
         else:
             await asyncio.sleep(0.2)
 
 
 async def read_over_and_over(
-    http: httpx.AsyncClient, url: str, seen: Seen, name: str, until: float
+    http: httpx.AsyncClient, url: str, tally: Seen, name: str, until: float
 ) -> None:
     """The leased prefix is there every time, in full, whatever the flood takes."""
     body = prompt(name, 256, is_marked=True)
@@ -81,25 +81,25 @@ async def read_over_and_over(
         if reply.status_code == 200:
             usage = reply.json()["usage"]
             if is_written and usage["cache_read_input_tokens"] != 256:
-                seen.wrong.append(f"{name} was lost: {reply.text}")
-            seen.reads += is_written
+                tally.wrong.append(f"{name} was lost: {reply.text}")
+            tally.reads += is_written
             is_written = True
         await asyncio.sleep(READ_SECONDS)
 
 
 async def overcommit(fleet: Fleet, seconds: float) -> Seen:
-    seen, names, url = Seen(), itertools.count(), fleet.gateways[0].url
+    tally, names, url = Seen(), itertools.count(), fleet.gateways[0].url
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(timeout=120, limits=limits, trust_env=False) as http:
         until = time.monotonic() + seconds
         readers = [
-            asyncio.create_task(read_over_and_over(http, url, seen, f"held {i}", until))
+            asyncio.create_task(read_over_and_over(http, url, tally, f"held {i}", until))
             for i in range(HELD)
         ]
         await asyncio.sleep(2 * READ_SECONDS)
-        await asyncio.gather(*(flood(http, url, seen, names, until) for _ in range(CLIENTS)))
+        await asyncio.gather(*(flood(http, url, tally, names, until) for _ in range(CLIENTS)))
         await asyncio.gather(*readers)
-    return seen
+    return tally
 
 
 @pytest.mark.timeout(1200)
@@ -107,21 +107,21 @@ def test_ten_times_the_pool_is_refused_in_words_and_takes_no_lease(tmp_path: Pat
     seconds = number(10, 300)
     with running_fleet(tmp_path, 1, 1, ENGINE, GATEWAY) as fleet:
         assert fleet.stats(0)["blocks"]["total"] == BLOCKS
-        seen = asyncio.run(overcommit(fleet, seconds))
+        tally = asyncio.run(overcommit(fleet, seconds))
         stats = idle_stats(fleet.engines[0])
     counters = stats["counters"]
-    pauses = [b - a for a, b in itertools.pairwise(seen.answered_at)]
+    pauses = [b - a for a, b in itertools.pairwise(tally.answered_at)]
     told(
         "F12",
         overcommit=f"{OVERCOMMIT} times for {seconds} s",
-        statuses=dict(seen.statuses),
-        full_reads_of_leased_prefixes=seen.reads,
+        statuses=dict(tally.statuses),
+        full_reads_of_leased_prefixes=tally.reads,
         leases_sacrificed=counters["leases_sacrificed"],
         longest_pause_between_answers=f"{max(pauses):.1f} s",
     )
-    assert not seen.wrong, seen.wrong[:3]
-    assert seen.statuses[200] and seen.statuses[529], "there was more than it could take"
-    assert seen.reads >= HELD
+    assert not tally.wrong, tally.wrong[:3]
+    assert tally.statuses[200] and tally.statuses[529], "there was more than it could take"
+    assert tally.reads >= HELD
     assert counters["leases_sacrificed"] == counters["leases_yielded"] == 0
     assert stats["running"] + stats["waiting"] + stats["blocks"]["active"] == 0
     assert max(pauses) < 60

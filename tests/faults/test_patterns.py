@@ -117,10 +117,10 @@ def patterns() -> dict[str, Pattern | None]:
         assert module.__file__ is not None
         imported[Path(module.__file__)] = vars(module)
         by_place |= compiled_in(module)
-    seen = {pattern for pattern in by_place.values() if pattern is not None}
+    compiled = {pattern for pattern in by_place.values() if pattern is not None}
     for source in chain.from_iterable((ROOT / name).rglob("*.py") for name in PACKAGES):
         for name, pattern in written_in(source, imported.get(source, {"re": re})).items():
-            if pattern not in seen:
+            if pattern not in compiled:
                 by_place[name] = pattern
     return by_place
 

@@ -148,12 +148,12 @@ def test_refused_bodies_take_no_more_than_three_times_the_limit(tmp_path: Path) 
         "header": (head()[:-2] + endless_header, 431),
     }
     with watched(tmp_path) as gateway:
-        for name, (sent, status) in cases.items():
+        for name, (data, status) in cases.items():
             gateway.forget_peak()
             before = gateway.rss()
             with connect(gateway.url) as raw:
                 try:
-                    raw.sendall(sent)
+                    raw.sendall(data)
                 except (BrokenPipeError, ConnectionResetError):
                     pass
                 try:

@@ -53,8 +53,8 @@ def test_a_stranger_sees_nothing_of_a_compressed_prefix(house: House) -> None:
         prefix, question = words(rng, 120), words(rng, 3)
         cold = ask(house.reference, probing, body_of(probing, prefix, question))
         assert ask(house.owner, warming, body_of(warming, prefix, "first")).written > 64
-        seen = ask(house.stranger, probing, body_of(probing, prefix, question))
-        assert (seen.read, seen.body, seen.headers) == (0, cold.body, cold.headers)
+        reply = ask(house.stranger, probing, body_of(probing, prefix, question))
+        assert (reply.read, reply.body, reply.headers) == (0, cold.body, cold.headers)
         # The owner's own exact blocks may still be there, and are no entry.
         assert ask(house.owner, probing, body_of(probing, prefix, question)).read == 0
 
@@ -167,13 +167,13 @@ def test_a_turn_that_is_anothers_answers_like_one_that_is_not_there(house: House
     rng = random.Random("turns")
     shape = Shape("messages", stream=False, marked=True, compares=True)
     theirs = ask(house.owner, shape, body_of(shape, words(rng, 30), "a"))
-    seen: list[Seen] = []
+    replies: list[Seen] = []
     for previous in (theirs.turn, "msg_" + 28 * "0"):
         body = body_of(shape, "the same words", "and the same question", previous=previous)
-        seen.append(ask(house.stranger, shape, body))
+        replies.append(ask(house.stranger, shape, body))
         ask(house.stranger, shape, body)  # from here on both would be read
-    assert seen[0].body.partition('"usage"')[0] == seen[1].body.partition('"usage"')[0]
-    diagnostics = [re.search(r'"diagnostics":\{[^}]*\}', s.body) for s in seen]
+    assert replies[0].body.partition('"usage"')[0] == replies[1].body.partition('"usage"')[0]
+    diagnostics = [re.search(r'"diagnostics":\{[^}]*\}', s.body) for s in replies]
     assert all(diagnostics) and diagnostics[0][0] == diagnostics[1][0]  # type: ignore[index]
 
 

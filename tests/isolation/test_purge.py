@@ -127,8 +127,8 @@ def settled(house: House) -> None:
 
     def is_settled() -> bool:
         time.sleep(2)
-        kept = [house.ciphertexts(workspace) for workspace in WORDS]
-        counts.append(sum(len(bodies) for tables in kept for bodies in tables.values()))
+        ciphertexts = [house.ciphertexts(workspace) for workspace in WORDS]
+        counts.append(sum(len(bodies) for tables in ciphertexts for bodies in tables.values()))
         return counts[-1] == counts[-2] > 0
 
     eventually(is_settled, seconds=60)

@@ -43,8 +43,8 @@ def of_profile(profile: str) -> set[str]:
     """The services of a profile, by both files."""
     second = yaml.safe_load(SECOND_FILE.read_text("utf-8"))["services"]
     assert set(second) <= set(SERVICES)
-    both = {name: service | second.get(name, {}) for name, service in SERVICES.items()}
-    return {name for name, s in both.items() if profile in s.get("profiles", [profile])}
+    services = {name: service | second.get(name, {}) for name, service in SERVICES.items()}
+    return {name for name, s in services.items() if profile in s.get("profiles", [profile])}
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
@@ -103,10 +103,10 @@ def test_a_profile_has_what_it_needs_and_each_port_and_journal_once(profile: str
     ports, journals = [], []
     for name in named:
         service = SERVICES[name]
-        for other, need in service.get("depends_on", {}).items():
-            assert other in named or need.get("required") is False
+        for dependency, need in service.get("depends_on", {}).items():
+            assert dependency in named or need.get("required") is False
             is_one_shot = need["condition"] == "service_completed_successfully"
-            assert is_one_shot == (other in ONE_SHOTS)
+            assert is_one_shot == (dependency in ONE_SHOTS)
         assert set(service["networks"]) <= set(COMPOSED["networks"])
         mounted = {volume.partition(":")[0] for volume in service.get("volumes", [])}
         of_ours = {volume for volume in mounted if volume.startswith(".")}

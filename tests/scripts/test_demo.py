@@ -39,10 +39,10 @@ def test_the_story_ends_in_one_sentence_with_what_was_measured(run: Run) -> None
 
 
 def test_a_wrong_key_is_told_and_the_stored_one_is_tried(run: Run, tmp_path: Path) -> None:
-    other = {"HOLDFAST_API_KEY": "hf-wrong", "HOLDFAST_ADMIN_KEY": "hf-admin-wrong"}
-    said = only_line(ended("demo", "--url", run.url, "--data", tmp_path, **other), "demo")
+    wrong_keys = {"HOLDFAST_API_KEY": "hf-wrong", "HOLDFAST_ADMIN_KEY": "hf-admin-wrong"}
+    said = only_line(ended("demo", "--url", run.url, "--data", tmp_path, **wrong_keys), "demo")
     assert f"{run.url} refuses the key of the environment; set HOLDFAST_ADMIN_KEY" in said
-    assert ended("demo", "--data", run.data, **other).returncode == 0
+    assert ended("demo", "--data", run.data, **wrong_keys).returncode == 0
     said = only_line(ended("demo", "--data", run.data, "--model", "other"), "demo")
     assert said.endswith("serves no other; --model is one of: synthetic")
 

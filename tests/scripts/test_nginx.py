@@ -39,7 +39,7 @@ def configure(folder: Path, snippets: list[str]) -> list[str]:
     (folder / "conf.d").mkdir()
     for number, snippet in enumerate(snippets):
         (folder / "conf.d" / f"holdfast-{number}.conf").write_text(snippet, "utf-8")
-    kept = "\n".join(
+    temp_paths = "\n".join(
         f"{kind}_temp_path {folder}/{kind};"
         for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
@@ -49,7 +49,7 @@ def configure(folder: Path, snippets: list[str]) -> list[str]:
         pid {folder}/nginx.pid;
         error_log {folder}/error.log;
         events {{ worker_connections 256; }}
-        http {{ access_log off; {kept} include {folder}/conf.d/*.conf; }}
+        http {{ access_log off; {temp_paths} include {folder}/conf.d/*.conf; }}
     """
     (folder / "nginx.conf").write_text(main, "utf-8")
     names = f"subjectAltName=DNS:{GATEWAY_NAME},DNS:{DASHBOARD_NAME},IP:{HOST}"

@@ -67,10 +67,10 @@ def slow_lru(trace: Trace, num_blocks: int) -> int:
             if block not in used:
                 break
             hit += 1
-        held = set(request.blocks[:hit])
+        prefix = set(request.blocks[:hit])
         while len(used) + len(request.blocks) - hit > num_blocks:
             victim = min(
-                (block for block in used if block not in held),
+                (block for block in used if block not in prefix),
                 key=lambda candidate: used[candidate],
             )
             del used[victim]
@@ -88,16 +88,16 @@ def best(trace: Trace, num_blocks: int) -> int:
             continue
         after: dict[frozenset[int], int] = {}
         needed = set(request.blocks)
-        for kept, read in reached.items():
+        for blocks, read in reached.items():
             hit = 0
             for block in readable(request):
-                if block not in kept:
+                if block not in blocks:
                     break
                 hit += 1
-            others = sorted(kept - needed)
+            unneeded = sorted(blocks - needed)
             room = num_blocks - len(needed)
-            for count in range(min(room, len(others)) + 1):
-                for spared in combinations(others, count):
+            for count in range(min(room, len(unneeded)) + 1):
+                for spared in combinations(unneeded, count):
                     state = frozenset(spared) | set(whole(request))
                     after[state] = max(after.get(state, 0), read + hit)
         reached = after

@@ -65,9 +65,9 @@ def refused(tmp_path: Path, *arguments: str | Path, **changes: str) -> str:
 
 def test_a_port_in_use_names_it_and_a_command_with_free_ones(tmp_path: Path) -> None:
     base = free_base()
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", base + ENGINES_ABOVE))
-        other.listen()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", base + ENGINES_ABOVE))
+        listener.listen()
         said = refused(tmp_path, "--port", str(base))
     assert f"{base + ENGINES_ABOVE} (for the engine)" in said and "scripts/run --port " in said
 

@@ -144,10 +144,10 @@ def test_an_engine_that_always_dies_ends_the_command(tmp_path: Path) -> None:
         run.wait_said(RUNNING)
         # From now on its port is taken, so that each start fails.
         subprocess.run(["kill", "-9", str(run.pid_of("engine"))], check=True)
-        with socket.socket() as other:
-            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bind(other, run.engine_port)
-            other.listen()
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bind(listener, run.engine_port)
+            listener.listen()
             assert run.process.wait(300) == 1
         wait_gone(run.mark)
     last = run.said.splitlines()[-1]
@@ -156,12 +156,12 @@ def test_an_engine_that_always_dies_ends_the_command(tmp_path: Path) -> None:
     assert "Traceback" not in run.said
 
 
-def bind(other: socket.socket, port: int) -> None:
+def bind(listener: socket.socket, port: int) -> None:
     """As soon as the kernel took it from the process that was killed."""
     deadline = time.monotonic() + 300
     while True:
         try:
-            return other.bind(("127.0.0.1", port))
+            return listener.bind(("127.0.0.1", port))
         except OSError:
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -143,18 +143,18 @@ def test_the_months_leases_ended_as_its_turns_say(filled: Filled) -> None:
     """`None has ended` stood beside thousands of turns that came after their lease had ended."""
     database, _ = filled
     nothing_answers = {machine.name: "of today" for machine in MACHINES}
-    kept = ask(database, lambda ledger: leases_kept(ledger, ALL, nothing_answers))
+    leases = ask(database, lambda ledger: leases_kept(ledger, ALL, nothing_answers))
     late = select(func.count()).where(TurnRow.miss_reason == "ttl_expired")
     ((came_late,),) = rows(database, late)
-    assert 0 < came_late <= kept.expired
-    assert set(kept.lost) == {"restart"} and not (kept.not_known or kept.held)
+    assert 0 < came_late <= leases.expired
+    assert set(leases.lost) == {"restart"} and not (leases.not_known or leases.held)
     written = select(func.count()).where(
         TurnRow.cache_write_5m_tokens + TurnRow.cache_write_1h_tokens > 0
     )
     ((num_writes,),) = rows(database, written)
-    assert kept.expired + kept.lost["restart"] <= 2 * num_writes, "two marks a turn at most"
+    assert leases.expired + leases.lost["restart"] <= 2 * num_writes, "two marks a turn at most"
     of_day = ask(database, lambda ledger: leases_kept(ledger, DAY, nothing_answers))
-    assert 0 < of_day.expired < kept.expired
+    assert 0 < of_day.expired < leases.expired
 
 
 def test_the_months_engines_are_of_one_kind_a_model(filled: Filled) -> None:

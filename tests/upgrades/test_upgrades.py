@@ -141,7 +141,7 @@ def test_a_ledger_and_a_journal_are_upgraded_to_the_last_figure(
         upgrade(settings, revision_of(data / "ledger.db"))
         copy_rows(data / "ledger.db", settings.ledger_url)
     journal = data / "journal"
-    kept = {name: (journal / name).read_bytes() for name in os.listdir(journal)}
+    files = {name: (journal / name).read_bytes() for name in os.listdir(journal)}
     # Without its journal first: what the earlier commit said was of the ledger alone.
     journal.rename(state / "journal")
     migrate(settings)
@@ -151,10 +151,10 @@ def test_a_ledger_and_a_journal_are_upgraded_to_the_last_figure(
         check_answers(url, figures)
     for path in (data / "journal").iterdir():
         path.unlink()
-    for name, content in kept.items():
+    for name, content in files.items():
         (data / "journal" / name).write_bytes(content)
     with serve_app(create_app(settings, clock=clock), settings) as url:
-        check_journal(url, kept["instances"].decode().strip())
+        check_journal(url, files["instances"].decode().strip())
 
 
 def check_journal(url: str, instance: str) -> None:

@@ -215,8 +215,8 @@ def test_twins_that_overlap_both_write_and_the_third_reads_v73_v74(vector: Vecto
         for blocker in blockers:
             engine.cancel(blocker.request_id)
         blockers.clear()
-        for sent in (first, second):
-            assert vector.counts(sent.result().json(), tail, total) == (104, 0, 2000, 0)
+        for future in (first, second):
+            assert vector.counts(future.result().json(), tail, total) == (104, 0, 2000, 0)
     assert vector.ask(*held("5m"), at=3) == (104, 2000, 0, 0)
 
 
@@ -232,8 +232,8 @@ def test_ten_at_once_all_read_v82(vector: Vector) -> None:
     vector.ask(*held("5m"))
     body, *_ = vector.body(*held("5m"))
     with ThreadPoolExecutor(10) as pool:
-        sent = [pool.submit(vector.world.post, "messages", body) for _ in range(10)]
-        assert [usage(future.result()) for future in sent] == [(2000, 0)] * 10
+        futures = [pool.submit(vector.world.post, "messages", body) for _ in range(10)]
+        assert [usage(future.result()) for future in futures] == [(2000, 0)] * 10
 
 
 def test_a_client_that_leaves_after_the_first_event_has_written_v83(vector: Vector) -> None:
@@ -261,8 +261,8 @@ def test_another_installation_reads_nothing_v81(vector: Vector, tmp_path: Path) 
     assert vector.ask(S, Q) == (54, 0, 2000, 0)
     secret = "another-master-secret-0000000000"
     with serving(tmp_path, vector.world.machines, MODELS_TOML, ["default"], secret) as (url, keys):
-        other = Vector(World(vector.world.machines, url, {"default": keys[0]}), vector.name)
-        assert other.ask(S, Q) == (54, 0, 2000, 0)
+        stranger = Vector(World(vector.world.machines, url, {"default": keys[0]}), vector.name)
+        assert stranger.ask(S, Q) == (54, 0, 2000, 0)
 
 
 def test_another_workspace_computes_everything_itself_v85(vector: Vector) -> None:
@@ -327,8 +327,8 @@ def test_either_header_carries_the_key_v127(vector: Vector) -> None:
     key = vector.world.keys["default"]
     for header in ({"x-api-key": key}, {"authorization": f"Bearer {key}"}):
         url = f"{vector.world.url}/v1/messages"
-        sent = httpx.post(url, json=body, headers={**HEADERS, **header}, timeout=120)
-        assert sent.status_code == 200
+        reply = httpx.post(url, json=body, headers={**HEADERS, **header}, timeout=120)
+        assert reply.status_code == 200
 
 
 def test_the_newer_version_refuses_sampling_parameters_v128(vector: Vector) -> None:

@@ -72,8 +72,8 @@ def test_what_is_sent_behind_a_wrong_request_is_bounded(wire: Wire) -> None:
 def test_a_connect_ends_the_connection(wire: Wire) -> None:
     """A request behind it is not answered, and the client is told that none will be."""
     for target in ("x:443", "http://x/"):
-        sent = f"CONNECT {target} HTTP/1.1\r\nhost: x\r\n\r\n".encode()
-        (reply,) = wire.replies(sent + HIDDEN)
+        data = f"CONNECT {target} HTTP/1.1\r\nhost: x\r\n\r\n".encode()
+        (reply,) = wire.replies(data + HIDDEN)
         assert reply.status == 400 and reply.headers["connection"] == "close"
         assert reply.error["message"] == "CONNECT: this is no proxy"
 
@@ -97,8 +97,8 @@ def test_a_request_target_is_a_path_or_a_url_and_of_options_also_a_star(
     wire: Wire, line: str, status: int
 ) -> None:
     """RFC 9112, 3.2. The path of a URL without one is `/`, which is not served."""
-    sent = f"{line} HTTP/1.1\r\nhost: gateway\r\n".encode()
-    (reply,) = wire.replies(sent + b"connection: close\r\n\r\n")
+    head = f"{line} HTTP/1.1\r\nhost: gateway\r\n".encode()
+    (reply,) = wire.replies(head + b"connection: close\r\n\r\n")
     assert reply.status == status
     if status == 204:
         of_all = "DELETE, GET, HEAD, OPTIONS, PATCH, POST"
@@ -114,8 +114,8 @@ def test_the_host_of_a_url_counts_and_not_the_header(wire: Wire, version: str) -
     rows = {"requests": [{"custom_id": "row", "params": body()}]}
     content = json.dumps(rows).encode()
     first = f"POST http://named:81/v1/messages/batches HTTP/{version}"
-    sent = request(length(content), "connection: close", content=content, first=first)
-    (created,) = wire.replies(sent.replace(b"host: gateway\r\n", host.encode()))[:1]
+    data = request(length(content), "connection: close", content=content, first=first)
+    (created,) = wire.replies(data.replace(b"host: gateway\r\n", host.encode()))[:1]
     batch = json.loads(created.body)
     path = f"/v1/messages/batches/{batch['id']}"
 

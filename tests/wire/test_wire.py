@@ -119,8 +119,8 @@ TOO_LARGE: dict[str, bytes] = {
     ),
     "endless_line_breaks": b"\r\n" * 200_000,
 }
-CASES = {name: (sent, 400) for name, sent in MALFORMED.items()}
-CASES |= {name: (sent, 431) for name, sent in TOO_LARGE.items()}
+CASES = {name: (data, 400) for name, data in MALFORMED.items()}
+CASES |= {name: (data, 431) for name, data in TOO_LARGE.items()}
 
 
 def check_envelope(reply: Reply, status: int) -> None:
@@ -131,9 +131,9 @@ def check_envelope(reply: Reply, status: int) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_no_plain_http_gets_one_answer_and_an_end(wire: Wire, name: str) -> None:
-    sent, status = CASES[name]
+    data, status = CASES[name]
     before = len(wire.engine.requests)
-    (reply,) = wire.replies(sent + HIDDEN)
+    (reply,) = wire.replies(data + HIDDEN)
     check_envelope(reply, status)
     assert reply.closed and reply.headers["connection"] == "close"
     assert len(wire.engine.requests) == before
@@ -143,8 +143,8 @@ OPENAI = "POST /v1/chat/completions HTTP/1.1"
 
 
 def test_the_answer_without_a_route_is_in_the_paths_dialect(wire: Wire) -> None:
-    sent = request(*(f"x-{n}: 1" for n in range(500)), length(GOOD), content=GOOD, first=OPENAI)
-    (reply,) = wire.replies(sent)
+    data = request(*(f"x-{n}: 1" for n in range(500)), length(GOOD), content=GOOD, first=OPENAI)
+    (reply,) = wire.replies(data)
     assert reply.status == 431 and set(json.loads(reply.body)) == {"error"}
     assert set(reply.error) == {"message", "type", "param", "code", "request_id"}
     assert reply.headers["x-request-id"] == reply.error["request_id"]
@@ -167,19 +167,19 @@ def test_what_is_unusual_but_right_is_served(wire: Wire) -> None:
         ),
         request(length(GOOD), content=GOOD, first="POST http://any/v1/messages HTTP/1.1"),
     ]
-    for sent in fine:
-        *interim, reply, last = wire.replies(sent + LAST)
-        assert reply.status == 200 and all(r.status == 100 for r in interim), (sent, reply)
+    for data in fine:
+        *interim, reply, last = wire.replies(data + LAST)
+        assert reply.status == 200 and all(r.status == 100 for r in interim), (data, reply)
         assert json.loads(last.body) == {"status": "ok"}, "the connection goes on"
-    both = wire.replies(fine[0] + fine[1] + LAST)
-    assert [reply.status for reply in both] == [200] * 3, "pipelined requests are as many"
+    replies = wire.replies(fine[0] + fine[1] + LAST)
+    assert [reply.status for reply in replies] == [200] * 3, "pipelined requests are as many"
 
 
 def test_a_trailer_never_becomes_a_header(wire: Wire) -> None:
     """Or it would carry past a proxy what that takes from the headers."""
-    sent = request("transfer-encoding: chunked", "connection: close", content=chunked(GOOD))
+    data = request("transfer-encoding: chunked", "connection: close", content=chunked(GOOD))
     key = f"x-api-key: {API_KEY}\r\n"
-    (reply,) = wire.replies(sent.replace(key.encode(), b"")[:-2] + key.encode() + b"\r\n")
+    (reply,) = wire.replies(data.replace(key.encode(), b"")[:-2] + key.encode() + b"\r\n")
     assert reply.status == 401
 
 
@@ -188,8 +188,8 @@ def test_a_body_over_the_limit_is_413(wire: Wire, is_chunked: bool) -> None:
     content = json.dumps(body(system="x" * 20 * BODY_LIMIT)).encode()
     how = "transfer-encoding: chunked" if is_chunked else length(content)
     content = chunked(content) if is_chunked else content
-    sent = request(how, "connection: close", content=content)
-    reply = wire.replies(sent)[0]
+    data = request(how, "connection: close", content=content)
+    reply = wire.replies(data)[0]
     assert reply.status == 413 and reply.error["type"] == "request_too_large"
 
 
@@ -198,8 +198,8 @@ def test_a_compressed_body_is_415_and_is_not_unpacked(wire: Wire) -> None:
     assert len(bomb) < BODY_LIMIT
     for encoding in ("gzip", "deflate", "br", "zstd", "gzip, identity"):
         headers = (f"content-encoding: {encoding}", "connection: close", length(bomb))
-        sent = request(*headers, content=bomb)
-        check_envelope(wire.replies(sent)[0], 415)
+        data = request(*headers, content=bomb)
+        check_envelope(wire.replies(data)[0], 415)
 
 
 def endless(wire: Wire, head: bytes, piece: bytes) -> list[Reply]:
@@ -247,21 +247,21 @@ def test_an_answer_without_a_key_ends_the_reading(wire: Wire, kind: str) -> None
 def test_a_body_in_small_chunks_is_served(wire: Wire, size: int) -> None:
     content = json.dumps(body(system="x" * 30_000)).encode()
     pieces = [content[at : at + size] for at in range(0, len(content), size)]
-    sent = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
-    (reply,) = wire.replies(request(CHUNKED, "connection: close"), sent + b"0\r\n\r\n")
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+    (reply,) = wire.replies(request(CHUNKED, "connection: close"), chunks + b"0\r\n\r\n")
     assert reply.status == 200, reply
 
 
-def drip(wire: Wire, start: bytes, rest: bytes) -> list[Reply]:
+def drip(wire: Wire, start: bytes, content: bytes) -> list[Reply]:
     """Send the rest a byte at a time until the other side has had enough."""
     with wire.connect() as raw:
         raw.sendall(start)
         deadline = time.monotonic() + 180
-        for place in range(len(rest)):
+        for place in range(len(content)):
             assert time.monotonic() < deadline, "it was never cut off"
             time.sleep(0.2)
             try:
-                raw.sendall(rest[place : place + 1])
+                raw.sendall(content[place : place + 1])
             except (BrokenPipeError, ConnectionResetError):
                 break
             raw.settimeout(0.001)
@@ -310,9 +310,9 @@ def test_a_connection_that_says_nothing_is_closed(hasty: Wire, start: bytes) -> 
 
 def test_an_answer_does_not_wait_for_a_body_nor_hold_its_connection_for_ever(hasty: Wire) -> None:
     """Without a key nobody reads the body; the answer is there at once, the rest is dropped."""
-    sent = request("content-length: 60000").replace(API_KEY.encode(), b"wrong-key")
+    data = request("content-length: 60000").replace(API_KEY.encode(), b"wrong-key")
     with hasty.connect() as raw:
-        raw.sendall(sent + b"{")
+        raw.sendall(data + b"{")
         (reply,) = read_replies(raw)
     assert reply.status == 401 and reply.closed
 

@@ -324,13 +324,13 @@ def test_any_turn_is_gone_on_from_and_read(stack: Stack, kind: type[Talk]) -> No
     @given(cuts=st.lists(CUTS, min_size=3, max_size=5))
     def goes_on(cuts: Sequence[Cut]) -> None:
         talk = kind(stack)
-        kept = 0
+        num_kept = 0
         for number, cut in enumerate(cuts):
             talk.say(QUESTIONS[number])
             usage = talk.ask(cut)
             if usage is not None:
-                assert usage.reused >= kept, (number, cuts)
-                assert usage.kept > max(kept, 1024)
-                kept = usage.kept
+                assert usage.reused >= num_kept, (number, cuts)
+                assert usage.kept > max(num_kept, 1024)
+                num_kept = usage.kept
 
     goes_on()

@@ -33,17 +33,17 @@ def test_marked_parts_are_written_once_and_then_read(openai: OpenAI, client: Ant
     text = handbook(150)
     first = chat(openai, {"role": "system", "content": marked(text)})
     second = chat(openai, {"role": "system", "content": marked(text)})
-    other = client.messages.create(
+    message = client.messages.create(
         model=MODEL, max_tokens=40, system=marked(text), messages=[QUESTION]
     )
-    read = other.usage.cache_read_input_tokens
+    read = message.usage.cache_read_input_tokens
     assert read is not None and read > 3000
     assert cached(first.usage) == (0, read)
     automatic = second.model_extra["holdfast"]["automatic_tokens"]
     assert automatic < 100, "only the question, which nobody marked"
     assert cached(second.usage) == (read + automatic, 0)
     assert second.usage.prompt_tokens == first.usage.prompt_tokens
-    assert second.usage.prompt_tokens == other.usage.input_tokens + read
+    assert second.usage.prompt_tokens == message.usage.input_tokens + read
     assert second.choices[0].message.content == first.choices[0].message.content
     assert "lease" in second.choices[0].message.content
     [report] = second.model_extra["holdfast"]["breakpoints"]

@@ -37,10 +37,10 @@ def test_a_copy_elsewhere_is_the_same_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", [-1, -100_000, 4_096])
 def test_weights_that_differ_in_one_byte_are_others(tmp_path: Path, place: int) -> None:
-    ours, other = copied(tmp_path / "a"), copied(tmp_path / "b")
-    (file,) = other.glob("*.safetensors")
+    ours, theirs = copied(tmp_path / "a"), copied(tmp_path / "b")
+    (file,) = theirs.glob("*.safetensors")
     change(file, place)
-    assert weights_digest(ours) != weights_digest(other)
+    assert weights_digest(ours) != weights_digest(theirs)
 
 
 def test_another_template_or_vocabulary_is_another_model(tmp_path: Path) -> None:

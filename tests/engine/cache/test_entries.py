@@ -88,10 +88,10 @@ def test_a_turn_that_was_held_up_takes_nothing_of_the_time_that_an_earlier_reade
 def test_who_goes_on_in_the_midst_of_a_best_effort_tail_leaves_it_as_it_is() -> None:
     world = World(lease_share=0.0)
     world.end(world.run("red", [FIVE, (6,)], {0: "5m", 1: "5m"}))
-    other = world.arrive("red", [FIVE, (96,)], {0: "5m"})
-    assert world.begin(other)
-    assert other.found is not None and other.found.read == 5
-    world.compute(other, other.pending)
+    turn = world.arrive("red", [FIVE, (96,)], {0: "5m"})
+    assert world.begin(turn)
+    assert turn.found is not None and turn.found.read == 5
+    world.compute(turn, turn.pending)
     world.check()
     longer = world.entry_at("red", FIVE, (6,))
     assert longer is not None and not longer.is_leased

@@ -45,11 +45,11 @@ def test_a_flood_evicts_its_own_content_and_not_anothers() -> None:
 def test_a_last_block_that_is_computed_again_counts_as_used() -> None:
     """A prompt of whole blocks: the last one is in memory, and computed all the same."""
     world = World(num_blocks=8, lease_share=0.0)
-    other = (41, 42, 43, 44, 45, 46, 47, 48)
-    for text in (EIGHT, other, EIGHT, tuple(range(50, 74))):  # the last one takes six blocks
+    second = (41, 42, 43, 44, 45, 46, 47, 48)
+    for text in (EIGHT, second, EIGHT, tuple(range(50, 74))):  # the last one takes six blocks
         world.end(world.run("red", [text], {}, scaffold=()))
     assert cached_tokens(world, "red", EIGHT) == 8
-    assert cached_tokens(world, "red", other) == 0
+    assert cached_tokens(world, "red", second) == 0
     world.check()
 
 

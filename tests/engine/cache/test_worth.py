@@ -118,7 +118,7 @@ def test_no_block_makes_way_before_what_stands_behind_it(num_chains: int) -> Non
     present = {block.digest: block for block in pool.blocks}
     for _ in range(20 * num_chains):
         block = pool.allocate(0, OWNER)
-        gone = next(digest for digest, other in present.items() if other is block)
+        gone = next(digest for digest, candidate in present.items() if candidate is block)
         assert gone is not None
         assert behind.get(gone) not in present
         del present[gone]
@@ -152,13 +152,13 @@ def test_a_conversation_outlives_a_flood_of_twice_the_memory() -> None:
 def test_a_neighbours_prompts_teach_nothing_about_a_scopes_own_blocks() -> None:
     worths = Worths()
     mine = [new_block(number) for number in range(4)]
-    other = Digest(b"p" * 16)
+    theirs = Digest(b"p" * 16)
     for number in range(2 * RELEARN_AFTER):
         worths.moment.now += 1.0
         worths.use(OWNER, mine, "end_turn")
         if number % 30 == 0:
             before = [worths.of(OWNER).at(block) for block in mine]
-            worths.use(other, [new_block(number) for _ in range(50)], "end_turn")
+            worths.use(theirs, [new_block(number) for _ in range(50)], "end_turn")
             assert [worths.of(OWNER).at(block) for block in mine] == before
     assert worths.of(OWNER).at(mine[0]) > 0
 

@@ -66,7 +66,7 @@ def with_adapter(works: Sequence[Work], adapter: Adapter, start: int = 0) -> lis
     return [replace(work, adapter=use) for work in works]
 
 
-def held(model: TinyModel, *directories: Path) -> TorchRunner:
+def runner_with(model: TinyModel, *directories: Path) -> TorchRunner:
     runner = model.runner()
     for directory in directories:
         runner.adapters.attach(runner.adapters.read(directory).digest)
@@ -85,7 +85,7 @@ def test_an_adapter_computes_what_peft_does(
         config["target_modules"] = ["q_proj", "o_proj"]
     expected = trained(model, tmp_path, **config)
     adapter = load_adapter(tmp_path, model.loaded.model)
-    runner = held(model, tmp_path)
+    runner = runner_with(model, tmp_path)
     for _ in range(4):
         prompt = random_prompt(rng)
         works = new_works(prompt, random_splits(rng, len(prompt)), range(20))
@@ -104,7 +104,7 @@ def test_an_activated_adapter_computes_what_peft_does(
     )
     adapter = load_adapter(tmp_path, model.loaded.model)
     assert adapter.invocation == INVOCATION
-    runner = held(model, tmp_path)
+    runner = runner_with(model, tmp_path)
     for _ in range(6):
         head, tail = random_prompt(rng, 20, 60), random_prompt(rng, 1, 20)
         prompt = [token for token in head if token != INVOCATION[0]]
@@ -124,13 +124,13 @@ def test_what_the_base_computed_in_front_of_an_invocation_is_the_adapters_to_the
     trained(model, tmp_path, **config)
     adapter = load_adapter(tmp_path, model.loaded.model)
     prompt = [*range(20, 60), *INVOCATION, *range(80, 100)]
-    first, *rest = new_works(prompt, [40, 50], range(20))
-    adapter_runner = held(model, tmp_path)
-    alone = run_in_turn(adapter_runner, with_adapter([first, *rest], adapter, 40))
-    shared = held(model, tmp_path)
+    first, *second_half = new_works(prompt, [40, 50], range(20))
+    adapter_runner = runner_with(model, tmp_path)
+    alone = run_in_turn(adapter_runner, with_adapter([first, *second_half], adapter, 40))
+    shared = runner_with(model, tmp_path)
     base = [first, *new_works(prompt, [40, 50], [*range(5), *range(30, 45)])[1:]]
     plain = run_in_turn(shared, base)
-    assert torch.equal(run_in_turn(shared, with_adapter(rest, adapter, 40)), alone)
+    assert torch.equal(run_in_turn(shared, with_adapter(second_half, adapter, 40)), alone)
     assert not torch.equal(plain, alone)
     # And back: the base goes on from what the adapter's turn wrote before its invocation.
     assert torch.equal(run_in_turn(adapter_runner, base[1:]), plain)
@@ -145,7 +145,7 @@ def test_rows_of_a_step_have_their_own_adapters(both_attentions: Models, tmp_pat
         expected.append(trained(model, directory, number, target_modules="all-linear"))
         adapters.append(load_adapter(directory, model.loaded.model))
     assert adapters[0].digest != adapters[1].digest
-    runner, last = held(model, tmp_path / "1", tmp_path / "2"), list[Work]()
+    runner, last = runner_with(model, tmp_path / "1", tmp_path / "2"), list[Work]()
     for place in range(6):
         prompts.append(random_prompt(rng, 20, 50))
         splits = [len(prompts[-1]) - 1] if place % 2 else [10]

@@ -52,11 +52,11 @@ def expected_logits(model: TinyModel, prompt: list[int], how: Compression) -> to
         model.plain(torch.tensor([prompt[: how.of]]), past_key_values=cache)
         for layer in cache.layers:
             scores = SCORE_KEYS[how.scorer](layer.keys[0], how.kept)
-            kept = choose(scores, how.kept)
-            layer.keys, layer.values = layer.keys[:, :, kept], layer.values[:, :, kept]
-        rest = torch.tensor([prompt[how.of :]])
+            indices = choose(scores, how.kept)
+            layer.keys, layer.values = layer.keys[:, :, indices], layer.values[:, :, indices]
+        tail = torch.tensor([prompt[how.of :]])
         positions = torch.arange(how.of, len(prompt))[None]
-        output = model.plain(rest, past_key_values=cache, position_ids=positions)
+        output = model.plain(tail, past_key_values=cache, position_ids=positions)
     logits: torch.Tensor = output.logits[0, -1]
     return logits
 
@@ -77,12 +77,12 @@ def test_a_compressed_prefix_computes_what_transformers_does_over_what_is_kept(
         sources, compressor = list(map(BlockId, range(20))), KvCompressor(runner, INSTRUCTIONS)
         steps = list(compressor.compress(how, prompt[:of], Move([(0, how.kept)], sources, targets)))
         assert len(steps) == model.loaded.layout.num_layers
-        rest = prompt[of:]
-        half = len(rest) // 2
+        tail = prompt[of:]
+        half = len(tail) // 2
         works = [
-            Work(token_ids=rest[:half], start=how.kept, block_table=targets, cut=how.cut),
+            Work(token_ids=tail[:half], start=how.kept, block_table=targets, cut=how.cut),
             Work(
-                token_ids=rest[half:],
+                token_ids=tail[half:],
                 start=how.kept + half,
                 block_table=targets,
                 sample=GREEDY,
@@ -99,8 +99,8 @@ def test_scores_are_those_of_kvpress() -> None:
         scores = SCORE_KEYS[scorer](KEYS, int(47 * 0.5))
         assert torch.allclose(scores, torch.tensor(VECTORS[scorer]), atol=2e-6)
     # Whole chunks of 20 there: of three the best one.
-    kept = SCORE_KEYS["chunkkv"](KEYS, 20).sum(0).sort(descending=True, stable=True).indices
-    assert sorted(kept[: len(VECTORS["chunkkv_kept"])].tolist()) == VECTORS["chunkkv_kept"]
+    order = SCORE_KEYS["chunkkv"](KEYS, 20).sum(0).sort(descending=True, stable=True).indices
+    assert sorted(order[: len(VECTORS["chunkkv_kept"])].tolist()) == VECTORS["chunkkv_kept"]
 
 
 def test_scores_of_attention_are_those_of_kvpress(both_attentions: Models) -> None:
@@ -146,8 +146,8 @@ def test_scorers_that_run_over_the_prefix_keep_what_they_like(
     for layer in range(3):
         by_head = scores[layer].amax(0, keepdim=True) if scorer == "kvzip" else scores[layer]
         keys = runner.pool.gather(layer, torch.tensor(sources))[0].clone()
-        kept = runner.pool.gather(layer, torch.tensor(targets))[0]
-        assert torch.equal(kept, keys[choose(by_head, 56)])
+        copied = runner.pool.gather(layer, torch.tensor(targets))[0]
+        assert torch.equal(copied, keys[choose(by_head, 56)])
 
 
 @torch.inference_mode()
@@ -166,8 +166,8 @@ def test_scores_of_a_long_prefix_take_bounded_memory(
 
 
 def test_the_first_tokens_are_kept_and_equal_scores_go_by_place() -> None:
-    kept = choose(torch.zeros(2, 40), 10)
-    assert kept.tolist() == list(range(10))
+    indices = choose(torch.zeros(2, 40), 10)
+    assert indices.tolist() == list(range(10))
     worst_first = torch.arange(40.0)[None]
     assert choose(worst_first, 6).tolist() == [*range(SINKS), 38, 39]
 
@@ -178,12 +178,12 @@ def test_a_kind_is_read_back_from_its_digest() -> None:
     assert compression_of(how.kind, 16) == how
     assert compression_of(None, 16) is None
     assert compression_of(how.kind._replace(digest="ab" * 32), 16) is None
-    others = [
+    variants = [
         replace(how, scorer="keydiff"),
         replace(how, keep=0.36),
         replace(how, of=1002),
     ]
-    assert len({technique.kind for technique in (how, *others)}) == 4
+    assert len({technique.kind for technique in (how, *variants)}) == 4
     # Too short a prefix is not compressed, nor one of which nothing would go.
     assert new_compression("keydiff", 0.5, 96, 16) is None
     assert new_compression("keydiff", 0.99, 100, 16) is None
@@ -222,20 +222,22 @@ def test_own_first_layers_before_anothers_compute_what_torch_does(
     both_attentions: Callable[[str], TinyModel], family: str
 ) -> None:
     model, rng = both_attentions(family), random.Random(3)
-    other = copy.deepcopy(model.plain)
+    sibling = copy.deepcopy(model.plain)
     with torch.no_grad():
-        for weight in other.parameters():
+        for weight in sibling.parameters():
             weight.add_(0.2 * weight.std() * torch.randn_like(weight))
-    others = prepare_model(copy.deepcopy(other)).runner(model.num_blocks, model.block_size)
+    sibling_runner = prepare_model(copy.deepcopy(sibling)).runner(
+        model.num_blocks, model.block_size
+    )
     prompt, read = random_prompt(rng, 120, 150), 93
     free = [BlockId(block) for block in rng.sample(range(model.num_blocks), 23)]
     table, spare = free[:20], free[20:]
-    run_in_turn(others, new_works(prompt[:read], [40], table))
-    content = [bytes(part) for part in others.save(table)]
+    run_in_turn(sibling_runner, new_works(prompt[:read], [40], table))
+    content = [bytes(part) for part in sibling_runner.save(table)]
     with torch.inference_mode():
-        kept = [
+        caches = [
             network(torch.tensor([prompt[:read]])).past_key_values
-            for network in (model.plain, other)
+            for network in (model.plain, sibling)
         ]
     num_layers = model.plain.config.num_hidden_layers
     for depth in range(num_layers + 1):
@@ -266,7 +268,7 @@ def test_own_first_layers_before_anothers_compute_what_torch_does(
         assert relative_difference(copier.logits([again])[0], logits) <= BOUND
         cache = DynamicCache()
         for layer in range(num_layers):
-            rows = kept[0 if layer < depth else 1].layers[layer]
+            rows = caches[0 if layer < depth else 1].layers[layer]
             cache.update(rows.keys, rows.values, layer)
         with torch.inference_mode():
             wanted = model.plain(torch.tensor([prompt[read:]]), past_key_values=cache).logits[0, -1]

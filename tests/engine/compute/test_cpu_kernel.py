@@ -257,13 +257,13 @@ def test_a_library_is_kept_and_only_in_a_folder_that_nobody_else_writes_to(
     source = tmp_path / "two.cpp"
     source.write_text('extern "C" int two() { return NUMBER; }')
     assert load_library(source, {"NUMBER": 2}).code.two() == 2
-    (kept,) = (tmp_path / "holdfast" / "kernels").iterdir()
-    built_ns = kept.stat().st_mtime_ns
+    (library,) = (tmp_path / "holdfast" / "kernels").iterdir()
+    built_ns = library.stat().st_mtime_ns
     assert load_library(source, {"NUMBER": 2}).code.two() == 2
-    assert kept.stat().st_mtime_ns == built_ns
+    assert library.stat().st_mtime_ns == built_ns
     assert load_library(source, {"NUMBER": 3}).code.two() == 3
-    assert len(list(kept.parent.iterdir())) == 2
-    os.chmod(kept.parent, 0o777)
-    kept.unlink()
-    kept.write_bytes(b"not a library")
+    assert len(list(library.parent.iterdir())) == 2
+    os.chmod(library.parent, 0o777)
+    library.unlink()
+    library.write_bytes(b"not a library")
     assert load_library(source, {"NUMBER": 2}).code.two() == 2

@@ -115,7 +115,7 @@ def play(runner: TorchRunner, seed: int, num_blocks: int) -> tuple[list[list[int
         engine.step()
     while engine.scheduler.has_work:
         engine.step()
-    answers = [sent.answer(choice) for sent in sents for choice in range(len(sent.state.sequences))]
+    answers = [turn.answer(choice) for turn in sents for choice in range(len(turn.state.sequences))]
     return answers, engine
 
 
@@ -215,9 +215,9 @@ SIZES = GraphSizes(6, 512, 1024)
 @pytest.mark.parametrize("reason", PLAIN)
 def test_a_work_that_no_graph_computes_is_told(reason: str) -> None:
     work = plain_works()[reason]
-    other = Work(token_ids=[5], start=0, block_table=[1], sample=GREEDY)
-    assert why_plain([other], SIZES) is None
-    assert why_plain([other, work], SIZES) == reason
+    plain = Work(token_ids=[5], start=0, block_table=[1], sample=GREEDY)
+    assert why_plain([plain], SIZES) is None
+    assert why_plain([plain, work], SIZES) == reason
 
 
 def test_too_large_a_step_is_told() -> None:

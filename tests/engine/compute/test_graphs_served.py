@@ -47,7 +47,7 @@ def test_a_cpu_has_no_graphs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("others", "named"),
+    ("settings", "named"),
     [
         ({"backend": "synthetic"}, "ENGINE_CUDA_GRAPHS works with ENGINE_BACKEND native"),
         ({"backend": "vllm"}, "`compilation_config` in ENGINE_VLLM_ARGS"),
@@ -55,9 +55,9 @@ def test_a_cpu_has_no_graphs() -> None:
         ({"kv_dtype": "int8"}, "and ENGINE_KV_DTYPE model"),
     ],
 )
-def test_what_does_not_go_with_graphs_is_told(others: dict[str, str], named: str) -> None:
+def test_what_does_not_go_with_graphs_is_told(settings: dict[str, str], named: str) -> None:
     with pytest.raises(ValidationError, match=named):
-        Settings.model_validate({"secret": SECRET, "cuda_graphs": True, **others})
+        Settings.model_validate({"secret": SECRET, "cuda_graphs": True, **settings})
 
 
 def test_graphs_are_off_unless_asked_for() -> None:

@@ -162,16 +162,16 @@ def test_a_kept_state_is_the_same_wherever_it_was(tiny: TinyModel) -> None:
     runner = new_runner(tiny.loaded, num_state)
     sequence = Played(tiny.loaded, prompt, [37])
     runner.logits([sequence.next()])
-    kept, work = sequence.state, sequence.next()
-    assert kept is not None
+    saved_state, work = sequence.state, sequence.next()
+    assert saved_state is not None
     read = runner.logits([work])[0]
     assert_plain(tiny, read, prompt)
     elsewhere = [sequence.place(number) for number in (4, 5, 6)]
     host = [BlockId(index) for index in range(num_state)]
-    runner.copy_blocks(list(zip(kept, elsewhere[0], strict=True)))
-    runner.demote(list(zip(kept, host, strict=True)))
-    runner.load(list(zip(runner.save(kept), elsewhere[2], strict=True)))
-    runner.clear_blocks(kept)
+    runner.copy_blocks(list(zip(saved_state, elsewhere[0], strict=True)))
+    runner.demote(list(zip(saved_state, host, strict=True)))
+    runner.load(list(zip(runner.save(saved_state), elsewhere[2], strict=True)))
+    runner.clear_blocks(saved_state)
     runner.promote(list(zip(host, elsewhere[1], strict=True)))
     for state in elsewhere:
         again = replace(work, state=StateMove(state, sequence.place(7)))

@@ -44,9 +44,9 @@ def test_numbers_come_back_nearly_whatever_their_size(kind: KvDtype, head_dim: i
     assert codec is not None and codec.num_bytes == head_bytes(head_dim, kind)
     for size in (1e-4, 1.0, 300.0):
         numbers = size * torch.randn(50, 3, head_dim, generator=torch.Generator().manual_seed(1))
-        kept = codec.encode(numbers)
-        assert kept.dtype == torch.uint8 and kept.shape == (50, 3, codec.num_bytes)
-        back = codec.decode(kept, torch.float32)
+        codes = codec.encode(numbers)
+        assert codes.dtype == torch.uint8 and codes.shape == (50, 3, codec.num_bytes)
+        back = codec.decode(codes, torch.float32)
         largest = numbers.abs().amax(-1, keepdim=True)
         # Below its least step a type of 8 bits with a fixed exponent has nothing.
         least = 2e-3 if kind == "fp8_e4m3" else 4e-6
@@ -142,10 +142,10 @@ def test_a_model_is_told_from_one_with_a_single_other_weight(tiny_models: Models
     assert fingerprint(model_facts(model.loaded, 8)) == before
     assert fingerprint(model_facts(model.loaded, 16)) != before
     weight = next(model.loaded.model.parameters()).data.view(-1)
-    kept = float(weight[7])
+    original = float(weight[7])
     weight[7] += 1e-3
     assert fingerprint(model_facts(model.loaded, 8)) != before
-    weight[7] = kept
+    weight[7] = original
     assert fingerprint(model_facts(model.loaded, 8)) == before
 
 

@@ -85,9 +85,9 @@ def test_any_configuration_is_served_or_refused_in_one_line(
 
 
 def test_of_a_model_that_sees_the_text_decoder_is_served(tmp_path: Path) -> None:
-    seen = {**SMALL, "num_hidden_layers": 1, "image_size": 28, "patch_size": 14}
+    vision = {**SMALL, "num_hidden_layers": 1, "image_size": 28, "patch_size": 14}
     config = Gemma3Config(
-        text_config={**SMALL, "pad_token_id": 0, "sliding_window": 16}, vision_config=seen
+        text_config={**SMALL, "pad_token_id": 0, "sliding_window": 16}, vision_config=vision
     )
     whole = Gemma3ForConditionalGeneration(config).eval()
     whole.save_pretrained(tmp_path)
@@ -178,8 +178,10 @@ def cut_off(weights: Path) -> None:
 
 
 def drop_a_layer(weights: Path) -> None:
-    kept = {name: tensor for name, tensor in load_file(weights).items() if "layers.1" not in name}
-    save_file(kept, weights, metadata={"format": "pt"})
+    tensors = {
+        name: tensor for name, tensor in load_file(weights).items() if "layers.1" not in name
+    }
+    save_file(tensors, weights, metadata={"format": "pt"})
 
 
 @pytest.mark.parametrize(

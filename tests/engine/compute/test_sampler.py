@@ -73,12 +73,12 @@ def test_a_large_vocabulary_is_drawn_from_as_if_it_were_sorted_whole() -> None:
         probabilities = torch.softmax(logits[order].double(), dim=-1)
         for top_p in (1.0, 0.999, 0.9, 0.3):
             before = probabilities.cumsum(0) - probabilities
-            kept = probabilities[before < top_p].cumsum(0)
+            cumulative = probabilities[before < top_p].cumsum(0)
             for position in range(60):
-                threshold = float(kept[-1]) * uniform(11, position)
-                if (kept - threshold).abs().min() < 1e-9:
+                threshold = float(cumulative[-1]) * uniform(11, position)
+                if (cumulative - threshold).abs().min() < 1e-9:
                     continue  # either neighbour is right
-                expected = int(order[int((kept <= threshold).sum())])
+                expected = int(order[int((cumulative <= threshold).sum())])
                 assert sample(logits, params(top_p=top_p), position) == expected
 
 
@@ -109,18 +109,18 @@ def test_min_p_and_repetition_penalties_are_those_of_transformers() -> None:
     logits = 3.0 * torch.randn(2, 500, generator=generator)
     for share in (0.0, 0.02, 0.3, 1.0):
         for heat in (0.5, 1.0, 2.0):
-            kept = MinPLogitsWarper(share)(torch.tensor([[]]), logits / heat).isfinite()
+            allowed = MinPLogitsWarper(share)(torch.tensor([[]]), logits / heat).isfinite()
             wanted = SampleParams(temperature=heat, top_p=1.0, top_k=0, seed=4, min_p=share)
             for row in range(2):
                 drawn = Counter(sample(logits[row], wanted, at) for at in range(400))
-                assert all(kept[row, token] for token in drawn)
+                assert all(allowed[row, token] for token in drawn)
                 assert share < 1 or len(drawn) == 1
-    seen = [3, 3, 17, 400]
+    token_ids = [3, 3, 17, 400]
     mask = bytearray(401)
-    for token in seen:
+    for token in token_ids:
         mask[token] = 1
     for penalty in (0.5, 1.3, 20.0):
-        expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([seen]), logits[:1])
+        expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([token_ids]), logits[:1])
         changed = penalized(logits, {0: (mask, penalty)})
         assert torch.equal(changed[:1], expected) and torch.equal(changed[1], logits[1])
 

@@ -165,7 +165,7 @@ async def answers(load: Load = load_native, **settings: object) -> tuple[list[An
 
 
 @pytest.fixture(scope="module")
-def both() -> tuple[list[Answered], list[Answered]]:
+def answer_pairs() -> tuple[list[Answered], list[Answered]]:
     plain, without = anyio.run(answers)
     speculated, counted = anyio.run(lambda: answers(speculation="ngram"))
     assert without.draft_tokens == 0 and without.sampling_steps == without.output_tokens
@@ -175,16 +175,18 @@ def both() -> tuple[list[Answered], list[Answered]]:
     return plain, speculated
 
 
-def test_frames_are_the_same(both: tuple[list[Answered], list[Answered]]) -> None:
+def test_frames_are_the_same(answer_pairs: tuple[list[Answered], list[Answered]]) -> None:
     """Texts token by token, calls, reasons, stop strings, counts of tokens: greedy and seeded."""
-    for plain, speculated in zip(*both, strict=True):
+    for plain, speculated in zip(*answer_pairs, strict=True):
         assert speculated.output_tokens == plain.output_tokens
         assert frames_of(speculated) == frames_of(plain)
 
 
-def test_log_probabilities_are_the_same(both: tuple[list[Answered], list[Answered]]) -> None:
+def test_log_probabilities_are_the_same(
+    answer_pairs: tuple[list[Answered], list[Answered]],
+) -> None:
     num_compared = 0
-    for plain, speculated in zip(*both, strict=True):
+    for plain, speculated in zip(*answer_pairs, strict=True):
         for choice, choice_answer in speculated.choices.items():
             wanted = plain.choices[choice].logprobs
             assert [probs(token) for token in choice_answer.logprobs] == [
@@ -223,8 +225,8 @@ def test_proposals_equal_a_plain_search() -> None:
     rng = random.Random(4)
     for _ in range(300):
         tokens = [rng.randrange(4) for _ in range(rng.randint(2, 40))]
-        drafter, seen = NgramDrafter(5), tokens[: rng.randint(1, len(tokens))]
-        drafter.propose(seen)
+        drafter, history = NgramDrafter(5), tokens[: rng.randint(1, len(tokens))]
+        drafter.propose(history)
         assert drafter.propose(tokens) == plainly(tokens, 5)
 
 

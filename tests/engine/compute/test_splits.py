@@ -69,10 +69,10 @@ class RealEngine(Harness):
 
     def run(self, *sents: Sent) -> None:
         for _ in range(500):
-            if all(sent.is_over for sent in sents):
+            if all(turn.is_over for turn in sents):
                 break
             self.step()
-        assert all(isinstance(sent.frames[-1], Done) for sent in sents)
+        assert all(isinstance(turn.frames[-1], Done) for turn in sents)
         assert self.worst <= BOUND
 
 
@@ -114,8 +114,8 @@ def cached(model: TinyModel, _: random.Random, text: list[int], split: int) -> R
 
 def forked(model: TinyModel, _: random.Random, text: list[int], split: int) -> RealEngine:
     engine = RealEngine(model, num_blocks=60)
-    sent = engine.send(text[:split], choices=3, max_tokens=len(text) - split)
-    engine.run(sent)
+    turn = engine.send(text[:split], choices=3, max_tokens=len(text) - split)
+    engine.run(turn)
     assert engine.pool.num_copied >= (2 if split % 8 else 0)
     return engine
 
@@ -137,8 +137,8 @@ def demoted(model: TinyModel, rng: random.Random, text: list[int], split: int) -
 def preempted(model: TinyModel, rng: random.Random, text: list[int], split: int) -> RealEngine:
     """By sequences that need the memory; the youngest gives way."""
     engine = RealEngine(model, num_blocks=14)
-    others = [engine.send(prompt(rng, 30), max_tokens=30) for _ in range(2)]
-    engine.run(engine.send(text[:split], max_tokens=len(text) - split), *others)
+    neighbours = [engine.send(prompt(rng, 30), max_tokens=30) for _ in range(2)]
+    engine.run(engine.send(text[:split], max_tokens=len(text) - split), *neighbours)
     assert engine.scheduler.num_preempted > 0
     return engine
 
@@ -152,11 +152,11 @@ def hole_filled(model: TinyModel, _: random.Random, text: list[int], split: int)
         engine.step()
     engine.run(first)
     lost = chain[min(split // 8, len(text) // 8 - 1)]
-    others = [block for block in engine.pool.blocks if block.ref_count == 0 and block is not lost]
-    for block in others:
+    blocks = [block for block in engine.pool.blocks if block.ref_count == 0 and block is not lost]
+    for block in blocks:
         engine.pool.acquire(block)
     engine.pool.release(engine.pool.allocate())
-    engine.pool.release_chain(others)
+    engine.pool.release_chain(blocks)
     for tensor in (*engine.real.pool.keys, *engine.real.pool.values):
         tensor[lost.block_id] = 1e4
     again = engine.send(text, max_tokens=3)
@@ -165,9 +165,9 @@ def hole_filled(model: TinyModel, _: random.Random, text: list[int], split: int)
     return engine
 
 
-def usage_of(sent: Sent) -> InputUsage:
-    assert sent.started is not None
-    return sent.started.usage
+def usage_of(turn: Sent) -> InputUsage:
+    assert turn.started is not None
+    return turn.started.usage
 
 
 @pytest.mark.parametrize("family", FAMILIES)

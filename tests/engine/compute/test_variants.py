@@ -73,9 +73,9 @@ def test_models_that_are_no_siblings_are_refused() -> None:
     smaller = LlamaForCausalLM(LlamaConfig(**SHAPE | {"intermediate_size": 64}))  # type: ignore[no-untyped-call,arg-type]
     turned = deepcopy(base)
     turned.config.rms_norm_eps = 1e-3
-    for other in (smaller, turned):
+    for stranger in (smaller, turned):
         with pytest.raises(ModelRefused, match="more than their weights"):
-            list(profile(base, other, 2))
+            list(profile(base, stranger, 2))
     gliding = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=8))  # type: ignore[arg-type]
     with pytest.raises(ModelRefused, match="not every layer"):
         list(profile(gliding, deepcopy(gliding), 2))
@@ -91,11 +91,11 @@ def test_the_command_prints_the_table_and_refuses_another_tokenizer(
 
     assert run(model) == 0
     assert "allows it from 0 of" in capsys.readouterr().out
-    other = tmp_path / "other"
-    shutil.copytree(model, other)
-    tokenizer = Tokenizer.from_file(str(other / "tokenizer.json"))
+    stranger = tmp_path / "other"
+    shutil.copytree(model, stranger)
+    tokenizer = Tokenizer.from_file(str(stranger / "tokenizer.json"))
     tokenizer.add_tokens(["another one"])
-    tokenizer.save(str(other / "tokenizer.json"))
-    assert run(other) == 1
+    tokenizer.save(str(stranger / "tokenizer.json"))
+    assert run(stranger) == 1
     refused = capsys.readouterr().err
     assert refused == "profile-variant: the models have different tokenizers\n"

@@ -8,8 +8,8 @@ from engine.schedule.accounting import Totals
 from tests.engine.schedule.harness import Harness, Sent, words
 
 
-@pytest.mark.parametrize("others", [False, True])
-def test_who_never_began_to_answer_has_refreshed_nothing_v79(others: bool) -> None:
+@pytest.mark.parametrize("has_others", [False, True])
+def test_who_never_began_to_answer_has_refreshed_nothing_v79(has_others: bool) -> None:
     """While it waits the entry lives on; what another refreshed meanwhile stays."""
     engine = Harness(max_running=1)
     engine.done(words(0, 10), marks={0: "5m"})
@@ -19,15 +19,15 @@ def test_who_never_began_to_answer_has_refreshed_nothing_v79(others: bool) -> No
     engine.clock.advance(100)
     cancelled = [engine.send(words(0, 10), words(50, 7), marks={1: "5m"})]
     engine.clock.advance(100)
-    other = engine.send(words(0, 10), marks={0: "5m"}) if others else None
+    reader = engine.send(words(0, 10), marks={0: "5m"}) if has_others else None
     engine.clock.advance(50)
     cancelled.append(engine.send(words(0, 10), marks={0: "1h"}))
     assert entry.expires_at == 250 + 300
-    for sent in (*cancelled, blocker):
-        engine.loop.cancel(sent.state.request_id)
-    if other is not None:
-        engine.finish(other)
-    assert entry.expires_at == (200 + 300 if others else 300)
+    for turn in (*cancelled, blocker):
+        engine.loop.cancel(turn.state.request_id)
+    if reader is not None:
+        engine.finish(reader)
+    assert entry.expires_at == (200 + 300 if has_others else 300)
     engine.clock.advance(entry.expires_at - engine.clock.now())
     engine.step()
     assert engine.entries.live() == []
@@ -38,37 +38,37 @@ def test_what_is_found_at_arrival_is_held_until_it_runs() -> None:
     engine.done(words(0, 16), marks={0: "5m"})
     blocker = engine.send(words(100, 40), max_tokens=4)
     engine.step()
-    sent = engine.send(words(0, 16), marks={0: "5m"})
+    turn = engine.send(words(0, 16), marks={0: "5m"})
     engine.clock.advance(300)
-    engine.finish(blocker, sent)
-    assert sent.usage.cache_read_tokens == 16
+    engine.finish(blocker, turn)
+    assert turn.usage.cache_read_tokens == 16
 
 
-def prefilled(engine: Harness, sent: Sent) -> int:
+def prefilled(engine: Harness, turn: Sent) -> int:
     """What the final counts say was computed of a request that is cancelled now."""
-    engine.loop.cancel(sent.state.request_id)
+    engine.loop.cancel(turn.state.request_id)
     by_id = {counts.request_id: counts for counts in engine.totals.unacknowledged()}
-    assert by_id[sent.state.request_id].usage is None
+    assert by_id[turn.state.request_id].usage is None
     engine.step()
     assert not engine.scheduler.has_work, "nothing of it is computed after its end"
-    return by_id[sent.state.request_id].prefilled_tokens
+    return by_id[turn.state.request_id].prefilled_tokens
 
 
 def test_a_request_that_is_cancelled_during_prefill_tells_what_was_computed() -> None:
     """Not what was read, and what was computed again after preemption once."""
     engine = Harness(max_step_tokens=16, num_blocks=256)
-    sent = engine.send(words(1000, 200), max_tokens=4)
+    turn = engine.send(words(1000, 200), max_tokens=4)
     engine.step(5)
-    assert prefilled(engine, sent) == 5 * 16
+    assert prefilled(engine, turn) == 5 * 16
     engine.done(words(0, 80), marks={0: "5m"}, max_tokens=1)
-    sent = engine.send(words(0, 80), words(500, 100), marks={0: "5m"}, max_tokens=1)
+    turn = engine.send(words(0, 80), words(500, 100), marks={0: "5m"}, max_tokens=1)
     engine.step(2)
-    assert prefilled(engine, sent) == 32
-    sent = engine.send(words(2000, 100), max_tokens=1)
+    assert prefilled(engine, turn) == 32
+    turn = engine.send(words(2000, 100), max_tokens=1)
     engine.step(3)
-    engine.scheduler._preempt(sent.state.leader)
+    engine.scheduler._preempt(turn.state.leader)
     engine.step(1)
-    assert prefilled(engine, sent) == 64
+    assert prefilled(engine, turn) == 64
 
 
 def kept_of(of: Totals, numbers: range, record: str) -> list[str]:

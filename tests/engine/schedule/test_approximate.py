@@ -57,15 +57,15 @@ def below(*segments: Sequence[int], **more: Any) -> tuple[Harness, StoreTier, li
 def test_scopes_are_apart(options: dict[str, Any]) -> None:
     engine, text = Harness(num_blocks=128), (words(0, 40), A, words(100, 5))
     engine.done(*text, scope="a", **options)
-    other = engine.done(*text, scope="b", **options)
-    assert (other.usage.cache_read_tokens, other.usage.automatic_tokens) == (0, 0)
+    foreign = engine.done(*text, scope="b", **options)
+    assert (foreign.usage.cache_read_tokens, foreign.usage.automatic_tokens) == (0, 0)
 
 
 @KEPT_OR_PLACED
 def test_choices_go_on_behind_it(options: dict[str, Any]) -> None:
     engine = Harness(num_blocks=128)
-    sent = engine.done(words(0, 40), A, words(100, 3), choices=3, **options)
-    assert sent.usage.computed_tokens == 40 + len(A) + 4
+    turn = engine.done(words(0, 40), A, words(100, 3), choices=3, **options)
+    assert turn.usage.computed_tokens == 40 + len(A) + 4
     engine.check_idle()
 
 
@@ -99,9 +99,9 @@ def test_a_cancelled_turn_leaves_nothing_behind() -> None:
             partial(engine.send, words(1000 * num_steps, 40), marks={0: "5m"}, keep=(0, 0.5)),
             partial(engine.send, HEAD, shifted, B, documents={1: "5m", 2: "5m"}),
         ):
-            sent = ask()
+            turn = ask()
             engine.step(num_steps)
-            engine.loop.cancel(sent.state.request_id)
+            engine.loop.cancel(turn.state.request_id)
             engine.step()
             assert engine.pool.counts().active == 0
     engine.check_idle()
@@ -114,7 +114,7 @@ def test_random_turns_of_both_kinds_answer_as_they_would_alone(
 ) -> None:
     # In life 1047 requests that wait hold what a document needs.
     read = [read_in_a_random_life(kind, seed, host_blocks) for seed in (1047, *range(50))]
-    assert min(sum(exact for exact, _ in read), sum(other for _, other in read)) > 300
+    assert min(sum(exact for exact, _ in read), sum(approximate for _, approximate in read)) > 300
 
 
 def read_in_a_random_life(
@@ -131,7 +131,7 @@ def read_in_a_random_life(
         lease_share=rng.choice([0.2, 0.5]),
     )
     texts = [words(1000 * number, rng.randint(8, 20)) for number in range(4)]
-    sent: list[Sent] = []
+    turns: list[Sent] = []
     for _ in range(25):
         segments = [rng.choice(texts[:3]), *(rng.choice(texts) for _ in range(rng.randint(0, 2)))]
         marked = rng.sample(range(len(segments)), rng.randint(0, len(segments)))
@@ -152,14 +152,14 @@ def read_in_a_random_life(
         if kind == "placed":
             options["documents"] = {index: rng.choice(TTLS) for index in placed}
             options["recompute"] = rng.choice([0, 3, 3, 0.2, 0.2, 7])
-        sent.append(engine.send(*segments, **options))
+        turns.append(engine.send(*segments, **options))
         engine.step(rng.randint(0, 8))
         if rng.random() < 0.1:
-            engine.loop.cancel(rng.choice(sent).state.request_id)
-    engine.finish(*sent)
+            engine.loop.cancel(rng.choice(turns).state.request_id)
+    engine.finish(*turns)
     engine.check_idle()
     read = [0, 0]
-    for turn in sent:
+    for turn in turns:
         if turn.started is not None:
             read[isinstance(turn.state, ApproximateRequest)] += turn.usage.cache_read_tokens
     return read[0], read[1]
@@ -176,9 +176,9 @@ def test_the_first_turn_writes_the_whole_prefix_and_the_next_reads_it() -> None:
     second = engine.done(words(0, 40), words(200, 5), marks={0: "5m"}, keep=(0, 0.5))
     usage = second.usage
     assert (usage.cache_read_tokens, usage.input_tokens, usage.computed_tokens) == (40, 6, 6)
-    for sent in (first, second):
-        assert sent.begun.approximate is not None
-        assert (sent.started.approximate.kept, sent.started.approximate.of) == (20, 40)
+    for turn in (first, second):
+        assert turn.begun.approximate is not None
+        assert (turn.started.approximate.kept, turn.started.approximate.of) == (20, 40)
     # Half of the blocks are leased.
     (entry,) = engine.entries.live()
     assert (entry.is_leased, len(entry.blocks)) == (True, 5)
@@ -193,8 +193,8 @@ def test_neither_kind_reads_the_other() -> None:
     assert exact.begun.approximate is None
     # The exact beginning that was computed before may still be in memory: that is no read.
     assert exact.usage.automatic_tokens == 40
-    other = engine.done(words(0, 40), words(100, 5), marks={0: "5m"}, keep=(0, 0.25))
-    assert other.usage.cache_read_tokens == 0
+    other_kind = engine.done(words(0, 40), words(100, 5), marks={0: "5m"}, keep=(0, 0.25))
+    assert other_kind.usage.cache_read_tokens == 0
 
 
 def test_an_exact_prompt_of_the_tokens_that_stand_for_what_is_kept_finds_nothing() -> None:
@@ -229,8 +229,8 @@ def test_a_twin_waits_and_is_told_that_it_wrote() -> None:
 def test_a_mark_in_front_holds_nothing() -> None:
     engine = Harness()
     marks: dict[int, Ttl] = {0: "1h", 1: "5m"}
-    sent = engine.done(words(0, 8), words(50, 40), words(100, 5), marks=marks, keep=(1, 0.5))
-    assert [(point.state, point.reason) for point in sent.begun.breakpoints] == [
+    turn = engine.done(words(0, 8), words(50, 40), words(100, 5), marks=marks, keep=(1, 0.5))
+    assert [(point.state, point.reason) for point in turn.begun.breakpoints] == [
         ("none", "no_boundary"),
         ("leased", None),
     ]
@@ -242,13 +242,13 @@ def test_a_chunk_of_a_prompt_whose_file_is_lost_is_not_computed() -> None:
     # What is left lies behind a hole of three steps.
     for block in stored[:12]:
         store.forget(block)
-    sent = engine.send(document, words(300, 3), marks={0: "5m"}, keep=(0, 0.5))
+    turn = engine.send(document, words(300, 3), marks={0: "5m"}, keep=(0, 0.5))
     engine.step()
-    lost = list(sent.state.leader.table.arriving())
+    lost = list(turn.state.leader.table.arriving())
     assert len(lost) == 8
     for block in lost:
         store.forget(block)
-    engine.finish(sent)
+    engine.finish(turn)
     engine.check_idle()
 
 
@@ -273,7 +273,7 @@ def test_a_step_compresses_a_part_of_one_prompt_and_batches_come_last() -> None:
         )
         for number in range(4)
     ]
-    while not all(sent.is_over for sent in sents):
+    while not all(turn.is_over for turn in sents):
         before = parts
         engine.step()
         assert parts <= before + 1
@@ -318,7 +318,7 @@ def test_the_exact_beginning_is_computed_in_the_chunks_of_an_exact_prompt() -> N
 
 def test_names_tell_tokens_of_the_whole_prompt() -> None:
     engine = Harness()
-    sent = engine.done(
+    turn = engine.done(
         words(0, 8),
         words(50, 32),
         words(100, 8),
@@ -326,24 +326,24 @@ def test_names_tell_tokens_of_the_whole_prompt() -> None:
         keep=(1, 0.5),
         has_names=True,
     )
-    assert sent.begun.receipt.name_tokens == [8, 40, 48]
-    held = [event for event in engine.events if isinstance(event, ChainHeld)]
-    assert [name.tokens for event in held for name in event.names] == [40, 48]
+    assert turn.begun.receipt.name_tokens == [8, 40, 48]
+    events = [event for event in engine.events if isinstance(event, ChainHeld)]
+    assert [name.tokens for event in events for name in event.names] == [40, 48]
 
 
-@pytest.mark.parametrize("others", range(18, 28))
-def test_what_is_held_of_a_prompt_need_not_be_its_beginning(others: int) -> None:
+@pytest.mark.parametrize("num_others", range(18, 28))
+def test_what_is_held_of_a_prompt_need_not_be_its_beginning(num_others: int) -> None:
     """Of two copies either may have the blocks that are found; room is waited for all the same."""
     engine, prefix = Harness(max_step_tokens=40), words(0, 80)
     short = engine.send(words(0, 16), marks={0: "5m"}, keep=(0, 0.5))
     engine.finish(short, engine.send(prefix, marks={0: "1h"}))
     digests = engine.cache.digests("s", prefix)
     blocks = map(engine.pool.peek, digests.full)
-    held = [block is not None and block.ref_count > 0 for block in blocks]
-    assert held == [False] * 4 + [True] * 16
-    long = occupied(engine, others, max_tokens=12)
-    sent = engine.send(prefix, words(300, 3), marks={0: "5m"}, keep=(0, 0.5))
-    engine.finish(long, sent)
+    is_held = [block is not None and block.ref_count > 0 for block in blocks]
+    assert is_held == [False] * 4 + [True] * 16
+    long = occupied(engine, num_others, max_tokens=12)
+    turn = engine.send(prefix, words(300, 3), marks={0: "5m"}, keep=(0, 0.5))
+    engine.finish(long, turn)
     engine.check_idle()
 
 
@@ -355,17 +355,17 @@ def test_documents_in_another_order_are_read_but_for_what_is_recomputed() -> Non
     first = engine.done(HEAD, A, B, C, words(100, 5), documents=ALL)
     # Of 22, 23 and 24 tokens three each are computed where they stand.
     copied = 19 + 20 + 21
-    rest = 9 + 9 + 6
+    num_rest = 9 + 9 + 6
     usage = first.usage
-    assert (usage.cache_write_5m_tokens, usage.input_tokens) == (copied, rest)
-    assert (usage.cache_read_tokens, usage.computed_tokens) == (0, copied + rest)
+    assert (usage.cache_write_5m_tokens, usage.input_tokens) == (copied, num_rest)
+    assert (usage.cache_read_tokens, usage.computed_tokens) == (0, copied + num_rest)
     second = engine.done(HEAD, C, A, B, words(200, 5), documents=ALL)
     usage = second.usage
     assert (usage.cache_read_tokens, usage.cache_write_5m_tokens) == (copied, 0)
     # The first eight tokens are a block that both prompts begin with.
-    assert (usage.automatic_tokens, usage.computed_tokens) == (8, rest - 8)
-    for sent in (first, second):
-        assert sent.begun.approximate == FromDocuments(documents=3, reused=copied, recomputed=9)
+    assert (usage.automatic_tokens, usage.computed_tokens) == (8, num_rest - 8)
+    for turn in (first, second):
+        assert turn.begun.approximate == FromDocuments(documents=3, reused=copied, recomputed=9)
     assert {(entry.tokens, entry.is_leased) for entry in engine.entries.live()} == {
         (23, True),
         (24, True),
@@ -401,11 +401,11 @@ def test_a_share_is_computed_wherever_it_is_chosen_and_counted_to_the_token() ->
     assert usage.computed_tokens == 60 - 31 - 8
     works = [work for step in engine.runner.steps[before:] for work in step]
     assert sum(len(work.token_ids) for work in works) == 60 - 31 - 8 + 3
-    for sent in (first, second):
-        assert sent.begun.approximate == FromDocuments(documents=2, reused=31, recomputed=14)
+    for turn in (first, second):
+        assert turn.begun.approximate == FromDocuments(documents=2, reused=31, recomputed=14)
     # Another share is another kind; the documents' entries are the same.
-    other = engine.done(HEAD, A, B, words(100, 5), documents={1: "5m", 2: "5m"}, recompute=0.2)
-    usage = other.usage
+    reordered = engine.done(HEAD, A, B, words(100, 5), documents={1: "5m", 2: "5m"}, recompute=0.2)
+    usage = reordered.usage
     assert (usage.cache_read_tokens, usage.automatic_tokens) == (17 + 18, 8)
     engine.check_idle()
 
@@ -425,8 +425,8 @@ def test_a_share_of_a_document_that_is_there_in_part_is_chosen_of_all_of_it() ->
 def test_the_same_prompt_again_reads_them_from_its_own_blocks() -> None:
     engine = Harness(num_blocks=128)
     for _ in range(2):
-        sent = engine.done(HEAD, A, words(100, 5), documents={1: "5m"})
-    usage = sent.usage
+        turn = engine.done(HEAD, A, words(100, 5), documents={1: "5m"})
+    usage = turn.usage
     assert (usage.cache_read_tokens, usage.automatic_tokens) == (19, 36 - 19)
     assert [entry.reads for entry in engine.entries.live()] == [1]
 
@@ -449,9 +449,11 @@ def test_nothing_exact_finds_what_stands_behind_a_document() -> None:
     assert exact.begun.approximate is None
     forged = engine.done(placed.state.query.tokens[:40], marks={0: "5m"})
     assert (forged.usage.cache_read_tokens, forged.usage.automatic_tokens) == (0, 12)
-    other = engine.done(HEAD, A, words(100, 9), marks={2: "5m"}, documents={1: "5m"}, recompute=4)
+    exact_turn = engine.done(
+        HEAD, A, words(100, 9), marks={2: "5m"}, documents={1: "5m"}, recompute=4
+    )
     # The document's entry is read with any number, what was computed behind it with the same one.
-    assert other.usage.cache_read_tokens == 18
+    assert exact_turn.usage.cache_read_tokens == 18
 
 
 def test_a_document_is_an_exact_entry() -> None:
@@ -479,12 +481,12 @@ def test_an_entry_of_the_prompt_is_read_whole_and_a_new_document_behind_it() -> 
 
 def test_each_has_a_name_while_it_is_held_and_one_for_the_receipt() -> None:
     engine = Harness(num_blocks=40, lease_share=1.0)
-    sent = engine.done(HEAD, A, B, words(100, 5), documents={1: "5m", 2: "1h"})
-    held = [event for event in engine.events if isinstance(event, ChainHeld)]
+    turn = engine.done(HEAD, A, B, words(100, 5), documents={1: "5m", 2: "1h"})
+    events = [event for event in engine.events if isinstance(event, ChainHeld)]
     # The first token and the document, in whole blocks.
-    chains = [(*event.names, event.num_leased) for event in held]
+    chains = [(*event.names, event.num_leased) for event in events]
     assert chains == [(HeldName("1000", 20), 1), (HeldName("2000", 24), 1)]
-    assert sent.begun.receipt.copied == [(12, 31), (34, 54)]
+    assert turn.begun.receipt.copied == [(12, 31), (34, 54)]
     engine.clock.advance(301)
     engine.finish(occupied(engine, 30, max_tokens=4))
     gone = [event.names for event in engine.events if isinstance(event, LeaseEnded | ChainGone)]
@@ -494,18 +496,18 @@ def test_each_has_a_name_while_it_is_held_and_one_for_the_receipt() -> None:
 def test_memory_for_the_documents_is_waited_for() -> None:
     engine = Harness(num_blocks=32)
     long = occupied(engine, 12, max_tokens=20)
-    sent = engine.send(HEAD, A, B, words(100, 5), documents={1: "5m", 2: "5m"})
-    engine.finish(long, sent)
-    assert sent.usage.cache_write_5m_tokens == 39
+    turn = engine.send(HEAD, A, B, words(100, 5), documents={1: "5m", 2: "5m"})
+    engine.finish(long, turn)
+    assert turn.usage.cache_write_5m_tokens == 39
     engine.check_idle()
 
 
 def test_a_document_whose_file_is_lost_is_computed_again() -> None:
     engine, store, stored = below(HEAD, A, words(100, 5), documents={1: "5m"})
-    sent = engine.send(HEAD, A, words(300, 3), documents={1: "5m"})
+    turn = engine.send(HEAD, A, words(300, 3), documents={1: "5m"})
     engine.step()
     for block in stored:
         store.forget(block)
-    engine.finish(sent)
-    assert sent.usage.cache_read_tokens == 0
+    engine.finish(turn)
+    assert turn.usage.cache_read_tokens == 0
     engine.check_idle()

@@ -14,9 +14,9 @@ def batch(engine: Harness, start: int, count: int = 40, **changes: Any) -> Sent:
     return engine.send(words(start, count), service_class="batch", **changes)
 
 
-def tokens_of(engine: Harness, sent: Sent, step: int) -> int:
+def tokens_of(engine: Harness, turn: Sent, step: int) -> int:
     """How many tokens of this request a step computed."""
-    tables = [sequence.table.block_ids for sequence in sent.state.sequences]
+    tables = [sequence.table.block_ids for sequence in turn.state.sequences]
     works = engine.runner.steps[step]
     return sum(len(work.token_ids) for work in works if work.block_table in tables)
 
@@ -124,5 +124,5 @@ def test_batches_beside_interactive_requests_change_no_answer_and_no_count(seed:
             engine.loop.cancel(rng.choice(sents).state.request_id)
         engine.clock.advance(rng.random() / 10)  # type: ignore[attr-defined]
         engine.step(rng.randrange(6))
-    engine.finish(*(sent for sent in sents if not sent.is_over))
+    engine.finish(*(turn for turn in sents if not turn.is_over))
     engine.check_idle()

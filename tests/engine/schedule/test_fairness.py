@@ -19,9 +19,9 @@ def order(engine: Harness, sents: list[Sent]) -> list[str]:
     begun: list[Sent] = []
     while len(begun) < len(sents):
         engine.step()
-        begun += [sent for sent in sents if sent.started is not None and sent not in begun]
+        begun += [turn for turn in sents if turn.started is not None and turn not in begun]
     engine.finish(*sents)
-    return [sent.state.query.scope for sent in begun]
+    return [turn.state.query.scope for turn in begun]
 
 
 def test_a_late_request_of_another_scope_overtakes_a_flood() -> None:
@@ -65,9 +65,9 @@ def test_admitting_cached_prompts_takes_a_share_of_a_shared_step(
     neighbours = [engine.send(words(0, 3), scope="b", max_tokens=60)] if has_neighbour else []
     engine.step(2)
     sents, most = warm_flood(engine, "a", 12), 0
-    while waiting := [sent for sent in sents if sent.state.began_at is None]:
+    while waiting := [turn for turn in sents if turn.state.began_at is None]:
         engine.step()
-        most = max(most, sum(sent.state.began_at is not None for sent in waiting))
+        most = max(most, sum(turn.state.began_at is not None for turn in waiting))
     assert most <= 2 if has_neighbour else most == 12
     engine.finish(*neighbours, *sents)
     engine.check_idle()
@@ -107,7 +107,7 @@ def test_a_long_prompt_is_overtaken_a_bounded_number_of_times() -> None:
         start = 3000 + 40 * number
         passing.append(engine.send(words(start, 30), scope="c", max_tokens=12, seed=number))
         engine.step()
-    assert sum(sent.started is not None for sent in passing) <= MAX_OVERTAKEN + 1
+    assert sum(turn.started is not None for turn in passing) <= MAX_OVERTAKEN + 1
     engine.finish(running, long, *passing)
     engine.check_idle()
 

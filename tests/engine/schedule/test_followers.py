@@ -24,14 +24,14 @@ def held_in(engine: Harness) -> dict[str, str]:
 
 def followed(engine: Harness) -> dict[str, str]:
     """The tier of each name, as the events say."""
-    held: dict[str, str] = {}
+    tiers: dict[str, str] = {}
     for event in engine.events:
         if isinstance(event, ChainGone):
             for name in event.names:
-                held.pop(name, None)
+                tiers.pop(name, None)
         elif isinstance(event, ChainHeld):
-            held |= {name.digest: event.tier for name in event.names}
-    return held
+            tiers |= {name.digest: event.tier for name in event.names}
+    return tiers
 
 
 def pass_time(engine: Harness, seconds: float) -> None:
@@ -49,7 +49,7 @@ def ask_some(engine: Harness, rng: random.Random) -> None:
         marks = {len(segments) - 1: rng.choice(["5m", "1h"])} if rng.random() < 0.5 else {}
         scope = rng.choice("st")
         sents.append(engine.send(*segments, marks=marks, scope=scope, has_names=True))
-    while not all(sent.is_over for sent in sents):
+    while not all(turn.is_over for turn in sents):
         engine.step()
         engine.accounting.publish()
         assert followed(engine) == held_in(engine)
@@ -67,18 +67,18 @@ def test_a_pool_under_pressure_and_its_host_tier(host_blocks: int) -> None:
 def test_engines_that_share_a_store(tmp_path: Path) -> None:
     """What others write, and for how long, changes while this engine reads it."""
     rng = random.Random(1)
-    both = [StoredEngine(tmp_path / "store", is_shared=True, num_blocks=14) for _ in range(2)]
+    engines = [StoredEngine(tmp_path / "store", is_shared=True, num_blocks=14) for _ in range(2)]
     for _ in range(NUM_PROMPTS // 3):
-        ask_some(rng.choice(both), rng)
+        ask_some(rng.choice(engines), rng)
         seconds = rng.choice([0.0, 1.0, 400.0])
-        for engine in both:
+        for engine in engines:
             pass_time(engine, seconds)
             engine.settle()
         time.sleep(0.05)
-        for engine in both:
+        for engine in engines:
             for _ in range(3):
                 engine.step()
                 engine.accounting.publish()
                 assert followed(engine) == held_in(engine)
-    for engine in both:
+    for engine in engines:
         engine.kill()

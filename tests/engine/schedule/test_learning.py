@@ -6,13 +6,13 @@ from tests.engine.schedule.harness import Harness, words
 
 def test_a_turns_blocks_are_of_the_class_of_its_uses_end_and_distance() -> None:
     engine = Harness()
-    sent = engine.send(words(100, 12), max_tokens=4)
+    turn = engine.send(words(100, 12), max_tokens=4)
     engine.step(2)
     digests = engine.cache.digests("s", words(100, 12)).full
     blocks = [engine.pool.peek(digest) for digest in digests]
     assert all(block is not None and block.kind == -1 for block in blocks), "it still runs"
-    engine.finish(sent)
-    assert sent.finishes[0].reason == "length"
+    engine.finish(turn)
+    assert turn.finishes[0].reason == "length"
     num_blocks = len(digests) + 1  # the scaffold and the answer are in one block more
     for place, block in enumerate(blocks):
         assert block is not None and block.num_uses == 1

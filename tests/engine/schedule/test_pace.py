@@ -90,13 +90,13 @@ def test_a_long_prompt_gets_on_beside_a_flood_of_short_ones() -> None:
 
 def test_the_running_sequences_of_one_scope_leave_a_place_to_another() -> None:
     engine = Timed(max_running=8)
-    held = [engine.send(words(1000 * n, 20), scope="a", max_tokens=400) for n in range(10)]
+    turns = [engine.send(words(1000 * n, 20), scope="a", max_tokens=400) for n in range(10)]
     engine.step(10)
     assert len(engine.scheduler.running) == 8
     late = engine.send(words(50_000, 20), scope="b", max_tokens=1)
     engine.step(4)
-    assert late.is_over and not any(sent.is_over for sent in held)
-    engine.finish(*held)
+    assert late.is_over and not any(turn.is_over for turn in turns)
+    engine.finish(*turns)
 
 
 class SlowGrammar:

@@ -75,15 +75,15 @@ def test_a_purge_among_running_requests_changes_no_answer(seed: int) -> None:
 def test_what_runs_is_told_and_nobody_finds_it_any_more() -> None:
     engine = Harness()
     long = words(STARTS["purged"], 40)
-    sent = engine.send(long, marks={0: "5m"}, scope="purged", max_tokens=30)
-    while sent.started is None:
+    turn = engine.send(long, marks={0: "5m"}, scope="purged", max_tokens=30)
+    while turn.started is None:
         engine.step()
     assert purge(engine, "purged") > 0
-    other = engine.send(long, marks={0: "5m"}, scope="purged", max_tokens=2)
-    engine.finish(other)
-    assert other.begun.miss_reason == "dropped"
-    assert (other.usage.cache_read_tokens, other.usage.automatic_tokens) == (0, 0)
-    engine.finish(sent)
+    next_turn = engine.send(long, marks={0: "5m"}, scope="purged", max_tokens=2)
+    engine.finish(next_turn)
+    assert next_turn.begun.miss_reason == "dropped"
+    assert (next_turn.usage.cache_read_tokens, next_turn.usage.automatic_tokens) == (0, 0)
+    engine.finish(turn)
     assert purge(engine, "purged") == 0
     assert left_of(engine, "purged") == []
 

@@ -110,9 +110,9 @@ def test_equal_prompts_are_computed_once_however_many_there_are() -> None:
     engine = Harness(max_step_tokens=16)
     sents = [engine.send(words(0, 40), marks={0: "5m"}, seed=i, max_tokens=1) for i in range(5)]
     engine.finish(*sents)
-    first, *others = [sent.begun for sent in sents]
+    first, *later = [turn.begun for turn in sents]
     assert (first.miss_reason, first.usage.computed_tokens) == ("cold", 41)
-    for late in others:
+    for late in later:
         assert late.miss_reason == "in_progress_race"
         assert (late.usage.cache_read_tokens, late.usage.cache_write_5m_tokens) == (0, 40)
         assert (late.usage.automatic_tokens, late.usage.computed_tokens) == (40, 1)
@@ -125,13 +125,13 @@ def test_it_waits_for_the_shared_blocks_alone_and_stops_nobody_behind_it() -> No
     engine = Harness(max_step_tokens=24)
     first = engine.send(words(0, 16), words(100, 200), marks={0: "5m"})
     second = engine.send(words(0, 16), words(500, 2), marks={0: "5m"}, seed=2)
-    other = engine.send(words(300, 2))
+    unrelated = engine.send(words(300, 2))
     engine.step()
     assert len(engine.runner.steps[0]) == 2
-    assert other.started is not None and second.started is None
+    assert unrelated.started is not None and second.started is None
     engine.step(2)
     assert first.started is None
-    engine.finish(first, second, other)
+    engine.finish(first, second, unrelated)
     assert second.begun.miss_reason == "in_progress_race"
     assert second.usage.automatic_tokens == 16
     assert first.usage.automatic_tokens == 0

@@ -62,18 +62,18 @@ def test_decoding_goes_on_in_every_step_while_blocks_come_back() -> None:
 def test_the_oldest_is_never_preempted() -> None:
     engine = Harness(num_blocks=12)
     oldest = engine.send(words(0, 11), max_tokens=20)
-    others = [engine.send(words(100 * i, 11), max_tokens=20) for i in (1, 2)]
+    younger = [engine.send(words(100 * i, 11), max_tokens=20) for i in (1, 2)]
     while not oldest.is_over:
         engine.step()
         assert oldest.state.leader in engine.scheduler.running or oldest.is_over
-    engine.finish(oldest, *others)
+    engine.finish(oldest, *younger)
 
 
 def test_alone_with_a_full_pool_a_sequence_ends_with_its_context() -> None:
     engine = Harness(num_blocks=8)
-    sent = engine.done(words(0, 11), max_tokens=1000)
-    assert sent.finishes[0].reason == "context"
-    assert len(sent.answer()) == 8 * 4 - 12 + 1
+    turn = engine.done(words(0, 11), max_tokens=1000)
+    assert turn.finishes[0].reason == "context"
+    assert len(turn.answer()) == 8 * 4 - 12 + 1
     engine.check_idle()
 
 
@@ -107,7 +107,7 @@ def test_whatever_comes_everybody_ends_with_the_right_tokens(seed: int) -> None:
             lengths = [rng.choice([1, 3, 4, 5, 8, 11]) for _ in range(rng.randint(1, 3))]
             segments = [words(rng.choice([0, 0, 300]), length) for length in lengths]
             marked = [i for i in range(len(segments)) if rng.random() < 0.6]
-            sent = engine.send(
+            turn = engine.send(
                 *segments,
                 marks={i: rng.choice(["5m", "1h"]) for i in marked},
                 max_tokens=rng.choice([1, 3, 10]),
@@ -115,7 +115,7 @@ def test_whatever_comes_everybody_ends_with_the_right_tokens(seed: int) -> None:
                 seed=rng.randint(0, 5),
                 scope=rng.choice(["a", "b"]),
             )
-            sents.append(sent)
+            sents.append(turn)
         if sents and rng.random() < 0.1:
             # Half of those that hang up came a moment ago: they wait, with what was found held.
             leaving = sents[-2:] if rng.random() < 0.5 else sents
@@ -124,9 +124,9 @@ def test_whatever_comes_everybody_ends_with_the_right_tokens(seed: int) -> None:
             engine.clock.advance(rng.choice([1, 200, 3000]))
         engine.step()
     engine.finish(*sents)
-    for sent in sents:
-        if isinstance(sent.frames[-1], Done):
-            assert len(sent.finishes) == len(sent.state.sequences)
+    for turn in sents:
+        if isinstance(turn.frames[-1], Done):
+            assert len(turn.finishes) == len(turn.state.sequences)
     assert engine.totals.num_unacknowledged == len(sents)
     engine.check_idle()
 
@@ -157,22 +157,22 @@ def test_usage_adds_up_for_readers_that_lose_their_place(lease_share: float) -> 
 def test_every_choice_says_what_it_would_say_alone(length: int) -> None:
     engine = Harness()
     for _ in range(2):  # the second time the prompt's blocks are in memory
-        sent = engine.done(words(0, length), choices=3, max_tokens=6)
-        assert [len(sent.answer(choice)) for choice in range(3)] == [6, 6, 6]
+        turn = engine.done(words(0, length), choices=3, max_tokens=6)
+        assert [len(turn.answer(choice)) for choice in range(3)] == [6, 6, 6]
     engine.check_idle()
 
 
 def test_choices_share_the_prompts_blocks_and_copy_one_tail_each() -> None:
     engine = Harness(block_size=4)
-    sent = engine.send(words(0, 9), choices=3, max_tokens=2)
-    while sent.started is None:
+    turn = engine.send(words(0, 9), choices=3, max_tokens=2)
+    while turn.started is None:
         engine.step()
-    tables = [sequence.table.block_ids for sequence in sent.state.sequences]
+    tables = [sequence.table.block_ids for sequence in turn.state.sequences]
     assert tables[0][:2] == tables[1][:2] == tables[2][:2]
     assert len({table[2] for table in tables}) == 3
     assert engine.pool.num_copied == 2, "the last one keeps the original"
     assert engine.pool.counts().active == 2 + 3
-    engine.finish(sent)
+    engine.finish(turn)
 
 
 @pytest.mark.parametrize("num_blocks", range(9, 16))
@@ -181,16 +181,16 @@ def test_choices_survive_preemption_at_any_point(num_blocks: int, steps_ahead: i
     engine = Harness(num_blocks=num_blocks)
     older = engine.send(words(0, 11), max_tokens=18)
     engine.step(steps_ahead)
-    sent = engine.send(words(100, 10), choices=3, max_tokens=5, marks={0: "5m"})
-    engine.finish(older, sent, limit=300)
+    turn = engine.send(words(100, 10), choices=3, max_tokens=5, marks={0: "5m"})
+    engine.finish(older, turn, limit=300)
     engine.check_idle()
 
 
 @pytest.mark.parametrize("steps", range(8))
 def test_cancelling_choices_at_any_point_gives_everything_back(steps: int) -> None:
     engine = Harness()
-    sent = engine.send(words(0, 20), choices=3, max_tokens=10)
+    turn = engine.send(words(0, 20), choices=3, max_tokens=10)
     engine.step(steps)
-    assert engine.loop.cancel(sent.state.request_id)
+    assert engine.loop.cancel(turn.state.request_id)
     assert engine.pool.counts().active == 0
     assert not engine.scheduler.has_work

@@ -96,9 +96,9 @@ def test_nothing_behind_a_stop_or_a_limit_is_told_or_kept() -> None:
     for max_tokens in range(1, 12):
         engine, plain, text = speculating(rng), Harness(), [1, 2, 3, 4, 5]
         for where in (engine, plain):
-            sent = where.send(text, max_tokens=max_tokens)
-            where.finish(sent)
-            assert len(sent.answer()) == max_tokens
+            turn = where.send(text, max_tokens=max_tokens)
+            where.finish(turn)
+            assert len(turn.answer()) == max_tokens
         unstopped = plain.send(text, max_tokens=12)
         plain.finish(unstopped)
         stop = unstopped.answer()[max_tokens % 5]
@@ -110,9 +110,9 @@ def test_nothing_behind_a_stop_or_a_limit_is_told_or_kept() -> None:
 def test_an_answer_ends_with_the_context_and_never_behind_it() -> None:
     for limit in range(8, 20):
         engine = speculating(random.Random(limit), max_context_tokens=limit)
-        sent = engine.done([1, 2, 3], max_tokens=50)
-        assert len(sent.state.leader.tokens) == limit
-        assert [finish.reason for finish in sent.finishes] == ["context"]
+        turn = engine.done([1, 2, 3], max_tokens=50)
+        assert len(turn.state.leader.tokens) == limit
+        assert [finish.reason for finish in turn.finishes] == ["context"]
 
 
 def test_proposed_tokens_preempt_nobody() -> None:

@@ -96,11 +96,11 @@ def read_in_a_random_life(seed: int, host_blocks: int) -> int:
         lease_share=rng.choice([0.2, 0.5]),
     )
     texts = [words(1000 * number, rng.randint(1, 14)) for number in range(5)]
-    sent: list[Sent] = []
+    turns: list[Sent] = []
     for _ in range(25):
         segments = [rng.choice(texts[:3]), *(rng.choice(texts) for _ in range(rng.randint(0, 3)))]
         marked = rng.sample(range(len(segments)), rng.randint(0, len(segments)))
-        sent.append(
+        turns.append(
             engine.send(
                 *segments,
                 marks={index: rng.choice(ENDS) for index in sorted(marked)},
@@ -113,13 +113,13 @@ def read_in_a_random_life(seed: int, host_blocks: int) -> int:
         )
         engine.step(rng.randint(0, 6))
         if rng.random() < 0.15:
-            engine.loop.cancel(sent[-1].state.request_id)
-            sent.pop()
+            engine.loop.cancel(turns[-1].state.request_id)
+            turns.pop()
         if rng.random() < 0.1:
             engine.clock.advance(rng.choice([20, 301]))  # type: ignore[attr-defined]
-    engine.finish(*sent)
+    engine.finish(*turns)
     engine.check_idle()
-    return sum(turn.started.usage.cache_read_tokens for turn in sent if turn.started)
+    return sum(turn.started.usage.cache_read_tokens for turn in turns if turn.started)
 
 
 def test_choices_of_a_prompt_of_one_token_begin_without_a_state() -> None:
@@ -130,8 +130,8 @@ def test_choices_of_a_prompt_of_one_token_begin_without_a_state() -> None:
 def test_a_mark_at_a_prompts_very_end_has_the_state_one_token_before() -> None:
     engine = Harness(state_blocks=1, scaffold=None)
     for read in (0, 11):
-        sent = engine.done(words(0, 12), marks={0: "5m"})
-        assert sent.usage.cache_read_tokens == read
+        turn = engine.done(words(0, 12), marks={0: "5m"})
+        assert turn.usage.cache_read_tokens == read
     longer = engine.done(words(0, 12), words(100, 5), marks={1: "5m"})
     assert longer.usage.cache_read_tokens == 11
 
@@ -140,6 +140,6 @@ def test_a_state_that_has_taken_in_the_prompts_last_token_is_not_read() -> None:
     """The last token's logits are asked for. Nobody overtook the second turn."""
     engine = Harness(state_blocks=1, scaffold=None)
     engine.done(words(0, 12), words(100, 5), marks={0: "5m"})
-    sent = engine.done(words(0, 12), marks={0: "5m"})
-    assert sent.usage.cache_read_tokens == 0
-    assert sent.begun.miss_reason == "no_boundary"
+    turn = engine.done(words(0, 12), marks={0: "5m"})
+    assert turn.usage.cache_read_tokens == 0
+    assert turn.begun.miss_reason == "no_boundary"

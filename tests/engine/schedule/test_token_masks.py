@@ -50,27 +50,27 @@ def engine_with(seconds: float = 60) -> Harness:
     return engine
 
 
-def constrain(sent: Sent, *constraints: SlowConstraint) -> None:
+def constrain(turn: Sent, *constraints: SlowConstraint) -> None:
     """From their next tokens on these constraints say what may come."""
-    for sequence, constraint in zip(sent.state.sequences, constraints, strict=True):
+    for sequence, constraint in zip(turn.state.sequences, constraints, strict=True):
         sequence.parser.constraint = constraint  # type: ignore[misc]
 
 
 def constrained(engine: Harness, constraint: SlowConstraint, max_tokens: int = 3) -> Sent:
     """A request whose next token waits for this mask, of which a thread has begun."""
-    sent = engine.send([1, 2, 3], max_tokens=max_tokens)
+    turn = engine.send([1, 2, 3], max_tokens=max_tokens)
     engine.step()
-    constrain(sent, constraint)
-    engine.loop._token_masks.begin([sent.state.leader])
-    return sent
+    constrain(turn, constraint)
+    engine.loop._token_masks.begin([turn.state.leader])
+    return turn
 
 
 def test_others_decode_while_a_mask_is_computed_and_its_choice_goes_on_with_it() -> None:
     engine, constraint = engine_with(), SlowConstraint()
     slow = constrained(engine, constraint)
-    other = engine.send([4, 5, 6], scope="b", max_tokens=10)
+    unconstrained = engine.send([4, 5, 6], scope="b", max_tokens=10)
     engine.step(12)
-    assert other.is_over and not slow.is_over
+    assert unconstrained.is_over and not slow.is_over
     constraint.is_free.set()
     engine.finish(slow)
     assert len(slow.answer()) == 3
@@ -78,14 +78,14 @@ def test_others_decode_while_a_mask_is_computed_and_its_choice_goes_on_with_it()
 
 def test_a_mask_that_overruns_ends_its_own_choice_and_no_other() -> None:
     engine, constraint = engine_with(seconds=0.1), SlowConstraint()
-    other = engine.send([4, 5, 6], scope="b", max_tokens=100)
+    unconstrained = engine.send([4, 5, 6], scope="b", max_tokens=100)
     slow = constrained(engine, constraint, max_tokens=100)
     deadline = time.monotonic() + 180
     while not slow.is_over and time.monotonic() < deadline:
         engine.step()
     assert [frame.reason for frame in slow.frames if isinstance(frame, Finished)] == ["too_costly"]
-    engine.finish(other)
-    assert len(other.answer()) == 100
+    engine.finish(unconstrained)
+    assert len(unconstrained.answer()) == 100
     constraint.is_free.set()
     engine.check_idle()
 
@@ -94,10 +94,10 @@ def test_a_mask_that_overruns_ends_its_own_choice_and_no_other() -> None:
 def test_the_threads_of_masks_step_back() -> None:
     engine, constraint = engine_with(), SlowConstraint()
     before = os.getpriority(os.PRIO_PROCESS, 0)
-    sent = constrained(engine, constraint)
+    turn = constrained(engine, constraint)
     constraint.is_free.set()
-    engine.finish(sent)
-    assert len(sent.answer()) == 3
+    engine.finish(turn)
+    assert len(turn.answer()) == 3
     assert constraint.niceness == min(before + NICENESS, 19)
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
@@ -110,10 +110,10 @@ def test_the_librarys_limits_are_those_that_the_engine_relies_on() -> None:
 
 def test_a_mask_that_is_used_before_its_thread_is_done_is_computed_again() -> None:
     engine, constraint = engine_with(), SlowConstraint(is_early=True)
-    sent = engine.send([1, 2, 3], max_tokens=4)
+    turn = engine.send([1, 2, 3], max_tokens=4)
     engine.step()
-    constrain(sent, constraint)
-    parser = sent.state.leader.parser
+    constrain(turn, constraint)
+    parser = turn.state.leader.parser
     feed = parser.feed
 
     def feed_and_ask_again(token: int) -> object:
@@ -121,12 +121,12 @@ def test_a_mask_that_is_used_before_its_thread_is_done_is_computed_again() -> No
         return feed(token)
 
     parser.feed = feed_and_ask_again  # type: ignore[method-assign, assignment]
-    engine.loop._token_masks.begin([sent.state.leader])
+    engine.loop._token_masks.begin([turn.state.leader])
     assert constraint.is_begun.wait(60)
     engine.step()  # takes a token while the first thread still runs
     constraint.is_free.set()
-    engine.finish(sent)
-    assert len(sent.answer()) == 4 and constraint.num_computed >= 2
+    engine.finish(turn)
+    assert len(turn.answer()) == 4 and constraint.num_computed >= 2
 
 
 def test_the_choices_of_one_request_are_masked_one_after_another_and_others_meanwhile() -> None:
@@ -134,38 +134,38 @@ def test_the_choices_of_one_request_are_masked_one_after_another_and_others_mean
     engine = engine_with()
     constraints = (SlowConstraint(), SlowConstraint())
     its_constraint = SlowConstraint()
-    sent = engine.send([1, 2, 3], choices=2, max_tokens=3)
-    other = engine.send([4, 5, 6], scope="b", max_tokens=3)
+    turn = engine.send([1, 2, 3], choices=2, max_tokens=3)
+    unrelated = engine.send([4, 5, 6], scope="b", max_tokens=3)
     engine.step(2)
-    constrain(sent, *constraints)
-    constrain(other, its_constraint)
+    constrain(turn, *constraints)
+    constrain(unrelated, its_constraint)
     its_constraint.is_free.set()
-    engine.loop._token_masks.begin([*sent.state.sequences, other.state.leader])
+    engine.loop._token_masks.begin([*turn.state.sequences, unrelated.state.leader])
     assert constraints[0].is_begun.wait(60)
-    engine.finish(other)
+    engine.finish(unrelated)
     assert not constraints[1].is_begun.is_set()
     for constraint in constraints:
         constraint.is_free.set()
-    engine.finish(sent)
-    assert constraints[1].is_begun.is_set() and [len(sent.answer(i)) for i in (0, 1)] == [3, 3]
+    engine.finish(turn)
+    assert constraints[1].is_begun.is_set() and [len(turn.answer(i)) for i in (0, 1)] == [3, 3]
 
 
 def test_a_grammar_takes_no_token_while_a_thread_has_it_and_others_go_on() -> None:
     engine, constraints = engine_with(), (SlowConstraint(), SlowConstraint())
-    sent = engine.send([1, 2, 3], choices=2, max_tokens=3)
+    turn = engine.send([1, 2, 3], choices=2, max_tokens=3)
     engine.step(2)
-    constrain(sent, *constraints)
-    first, second = sent.state.sequences
+    constrain(turn, *constraints)
+    first, second = turn.state.sequences
     constraints[1].is_ready = True
     engine.loop._token_masks.begin([first])
     num_taken = second.num_output
-    other = engine.send([4, 5, 6], scope="b", max_tokens=10)
+    unconstrained = engine.send([4, 5, 6], scope="b", max_tokens=10)
     engine.step(12)
-    assert other.is_over and second.num_output == num_taken
+    assert unconstrained.is_over and second.num_output == num_taken
     assert second.num_pending == 0, "sampled, and not taken"
     constraints[0].is_free.set()
-    engine.finish(sent)
-    assert [len(sent.answer(choice)) for choice in (0, 1)] == [3, 3]
+    engine.finish(turn)
+    assert [len(turn.answer(choice)) for choice in (0, 1)] == [3, 3]
     engine.check_idle()
 
 
@@ -176,9 +176,9 @@ def test_an_engine_ends_while_masks_of_one_request_wait_behind_each_other() -> N
     sents.append(engine.send([1, 2, 3], scope="choices", choices=2, max_tokens=50))
     engine.step(MAX_THREADS + 2)
     groups = [*([constraint] for constraint in constraints[:-2]), constraints[-2:]]
-    for sent, group in zip(sents, groups, strict=True):
-        constrain(sent, *group)
-    pool.begin([sequence for sent in sents for sequence in sent.state.sequences])
+    for turn, group in zip(sents, groups, strict=True):
+        constrain(turn, *group)
+    pool.begin([sequence for turn in sents for sequence in turn.state.sequences])
     closing = threading.Thread(target=pool.close, daemon=True)
     closing.start()
     closing.join(60)

@@ -30,13 +30,13 @@ def engine() -> Iterator[Engine]:
         yield running
 
 
-def answer_to(engine: Engine, *sent: bytes) -> bytes:
+def answer_to(engine: Engine, *parts: bytes) -> bytes:
     """All that comes back until the engine closes the connection."""
     host, port = engine.url.removeprefix("http://").split(":")
     received = b""
     with socket.create_connection((host, int(port)), timeout=PATIENCE) as raw:
         with suppress(OSError):  # it may be refused while it is still sent
-            for part in sent:
+            for part in parts:
                 raw.sendall(part)
         with suppress(ConnectionResetError):
             while piece := raw.recv(65536):
@@ -135,7 +135,7 @@ async def served(parts: Split | None = None) -> AsyncIterator[int]:
 
 
 @pytest.mark.parametrize(
-    ("sent", "ending"),
+    ("beginning", "ending"),
     [
         (b"", b"the head did not come"),
         (b"GET / HTTP/1.1\r\nhost: x\r\n", b"the head did not come"),
@@ -146,20 +146,20 @@ async def served(parts: Split | None = None) -> AsyncIterator[int]:
 )
 @pytest.mark.anyio
 async def test_a_request_that_never_comes_whole_ends_its_connection(
-    monkeypatch: pytest.MonkeyPatch, sent: bytes, ending: bytes
+    monkeypatch: pytest.MonkeyPatch, beginning: bytes, ending: bytes
 ) -> None:
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.5)
     monkeypatch.setattr(connections, "BODY_SECONDS", 0.5)
     async with served() as port, asyncio.timeout(PATIENCE):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(sent)
+        writer.write(beginning)
         answer = await reader.read()
         assert ending in answer and answer.startswith(b"HTTP/1.1 200") == (ending == b"done")
         writer.close()
 
 
 @pytest.mark.parametrize(
-    "sent",
+    "beginning",
     [
         b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
         b"GET / HTTP/1.1\r\nhost: x\r\nx-a: " + b"b" * 2 * MAX_HEAD_BYTES,
@@ -167,7 +167,7 @@ async def test_a_request_that_never_comes_whole_ends_its_connection(
     ],
 )
 @pytest.mark.anyio
-async def test_a_connection_that_has_ended_is_gone_without_the_collector(sent: bytes) -> None:
+async def test_a_connection_that_has_ended_is_gone_without_the_collector(beginning: bytes) -> None:
     """Its cycles waited for Python's collector, with its head of up to 64 KB."""
 
     def num_protocols() -> int:
@@ -179,7 +179,7 @@ async def test_a_connection_that_has_ended_is_gone_without_the_collector(sent: b
         try:
             for _ in range(3):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.write(sent)
+                writer.write(beginning)
                 with suppress(ConnectionError):
                     await reader.read()
                 writer.close()
@@ -194,14 +194,14 @@ async def test_a_connection_that_has_ended_is_gone_without_the_collector(sent: b
 async def test_a_connection_that_gives_way_is_told_so() -> None:
     """The newcomer was closed without a status, for as long as the others stayed."""
     async with served(Split(places=2, sockets=4)) as port, asyncio.timeout(PATIENCE):
-        kept = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-        reply = await kept[0][0].read()
+        reply = await idle[0][0].read()
         assert reply.startswith(b"HTTP/1.1 503") and b"\r\nretry-after: 1\r\n" in reply
         assert json.loads(reply.partition(b"\r\n\r\n")[2])["code"] == "overloaded"
         assert (await reader.read()).startswith(b"HTTP/1.1 200")
-        for _, stream_writer in [*kept, (reader, writer)]:
+        for _, stream_writer in [*idle, (reader, writer)]:
             stream_writer.close()
 
 

@@ -54,13 +54,13 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         stop(process)
 
 
-async def stay(url: str, sent: bytes, ends: Counter[str], leaving: asyncio.Event) -> None:
+async def stay(url: str, head: bytes, ends: Counter[str], leaving: asyncio.Event) -> None:
     """Send this and read until the engine ends the connection; count the last status."""
     host, port = url.removeprefix("http://").split(":")
     answer = b""
     try:
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(sent)
+        writer.write(head)
         reading = asyncio.create_task(reader.read())
         left = asyncio.create_task(leaving.wait())
         await asyncio.wait([reading, left], return_when=asyncio.FIRST_COMPLETED)
@@ -89,8 +89,8 @@ async def visit(engine: str, gateway: str) -> Counter[str]:
     leaving = asyncio.Event()
     visits = []
     for number in range(1, NUM_STRANGERS + 1):
-        sent = SENT[number % len(SENT)]
-        visits.append(asyncio.create_task(stay(engine, sent, ends, leaving)))
+        head = SENT[number % len(SENT)]
+        visits.append(asyncio.create_task(stay(engine, head, ends, leaving)))
         if number % 16 == 0:
             await asyncio.sleep(0.05)
         if number % 500 == 0:

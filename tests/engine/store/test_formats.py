@@ -53,10 +53,10 @@ def test_a_whole_file_is_read_back_and_every_single_flipped_bit_is_a_miss() -> N
 
 def test_no_file_of_two_is_one() -> None:
     """Not even one whose second half begins with its own checksum."""
-    other = encode(a_key((5, 6, 7, 8), "blue"), PAYLOAD[::-1])
+    second_file = encode(a_key((5, 6, 7, 8), "blue"), PAYLOAD[::-1])
     for cut in range(1, len(FILE)):
-        if FILE[cut:] != other[cut:]:
-            assert reason_of(FILE[:cut] + other[cut:]) == "checksum", cut
+        if FILE[cut:] != second_file[cut:]:
+            assert reason_of(FILE[:cut] + second_file[cut:]) == "checksum", cut
 
 
 def test_every_truncation_and_every_longer_file_is_a_miss() -> None:
@@ -66,7 +66,7 @@ def test_every_truncation_and_every_longer_file_is_a_miss() -> None:
 
 
 @pytest.mark.parametrize(
-    "other",
+    "data",
     [
         encode(KEY, model=fingerprint({"weights": "b"})),
         encode(a_key((4, 3, 2, 1))),
@@ -77,16 +77,16 @@ def test_every_truncation_and_every_longer_file_is_a_miss() -> None:
         FILE[: -len(PAYLOAD)] + PAYLOAD[::-1],
     ],
 )
-def test_a_file_of_other_content_is_a_miss(other: bytes) -> None:
-    assert reason_of(other) == "checksum"
+def test_a_file_of_other_content_is_a_miss(data: bytes) -> None:
+    assert reason_of(data) == "checksum"
 
 
 def test_names_tell_neither_content_nor_scope_nor_secret() -> None:
     names = [a_key((1, 2, 3, n), scope).name for n in range(50) for scope in ("red", "blue")]
     assert len(set(names)) == 100
     assert len({name[:4] for name in names}) > 95, "names of one scope begin alike"
-    other = StoreKeys(bytes(32))
-    assert other.name_of(KEY.digest) != KEY.name
+    other_keys = StoreKeys(bytes(32))
+    assert other_keys.name_of(KEY.digest) != KEY.name
     assert KEY.digest.hex() not in KEY.name and KEY.owner.hex() not in KEY.name
 
 

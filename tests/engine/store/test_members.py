@@ -42,9 +42,9 @@ def test_what_one_wrote_another_reads_to_the_token(pair: Pair) -> None:
     learn(writer, reader, PREFIX)
     (entry,) = entries_of(reader)
     assert (entry.state, entry.why_unleased) == ("best_effort", "on_disk"), "nothing here holds it"
-    sent = reader.say(PREFIX, [77], scope="s")
-    assert read_of(sent) == 22 and started(sent).usage.computed_tokens == 2
-    assert started(sent).read_tier == "disk" and reader.stats.peer_read_bytes
+    turn = reader.say(PREFIX, [77], scope="s")
+    assert read_of(turn) == 22 and started(turn).usage.computed_tokens == 2
+    assert started(turn).read_tier == "disk" and reader.stats.peer_read_bytes
     assert entry.is_leased and entry.lease_tier == "device"
 
 
@@ -55,8 +55,8 @@ def test_what_nobody_asked_to_hold_is_read_by_another_without_a_lease(pair: Pair
     reader.step_until(lambda: len(entries_of(reader)) == 1)
     (entry,) = entries_of(reader)
     assert (entry.state, entry.why_unleased) == ("best_effort", "automatic")
-    sent = reader.say(PREFIX, [77], scope="s", hold=False)
-    assert read_of(sent) == 22 and started(sent).read_tier == "disk"
+    turn = reader.say(PREFIX, [77], scope="s", hold=False)
+    assert read_of(turn) == 22 and started(turn).read_tier == "disk"
     assert (entry.state, entry.why_unleased) == ("best_effort", "automatic")
     assert not reader.pool.num_leased
     assert read_of(reader.say(PREFIX, [78], scope="s")) == 22
@@ -66,8 +66,8 @@ def test_what_nobody_asked_to_hold_is_read_by_another_without_a_lease(pair: Pair
 def test_another_scope_or_model_reads_nothing(pair: Pair) -> None:
     writer, reader = pair
     learn(writer, reader, PREFIX)
-    sent = reader.say(PREFIX, scope="other")
-    assert read_of(sent) == 0 and started(sent).usage.automatic_tokens == 0
+    turn = reader.say(PREFIX, scope="other")
+    assert read_of(turn) == 0 and started(turn).usage.automatic_tokens == 0
     stranger = StoredEngine(writer.path, is_shared=True, model="another")
     stranger.settle()
     assert read_of(stranger.say(PREFIX, scope="s")) == 0 and not stranger.stats.peer_blocks
@@ -84,8 +84,8 @@ def test_a_members_damaged_file_is_a_counted_miss(pair: Pair, kind: str) -> None
             place.unlink()
         else:
             place.write_bytes(data[:-1] if kind == "cut" else data[:-1] + bytes([data[-1] ^ 1]))
-    sent = reader.say(PREFIX, [77], scope="s")
-    assert read_of(sent) == 0 and started(sent).usage.computed_tokens == 24
+    turn = reader.say(PREFIX, [77], scope="s")
+    assert read_of(turn) == 0 and started(turn).usage.computed_tokens == 24
     reason = {"flip": "peer_checksum", "cut": "peer_short", "remove": "peer_missing"}[kind]
     assert reader.stats.misses[reason] >= 1
     assert read_of(reader.say(PREFIX, [77], scope="s")) == 23, "it was written anew"
@@ -134,8 +134,8 @@ def test_each_member_has_a_folder_and_a_killed_ones_is_taken_over(pair: Pair) ->
     writer, reader = pair
     learn(writer, reader, PREFIX)
     assert writer.store is not None and reader.store is not None
-    folder, other = writer.store.directory.path, reader.store.directory.path
-    assert folder != other and folder.parent == other.parent
+    folder, neighbour = writer.store.directory.path, reader.store.directory.path
+    assert folder != neighbour and folder.parent == neighbour.parent
     again = writer.restart(is_killed=True)
     assert again.store is not None and again.store.directory.path == folder
     assert again.stats.restored_leases == 1
@@ -165,8 +165,8 @@ def test_a_store_of_one_engine_is_not_shared_and_a_shared_one_is_not_one_engines
     first.settle()
     first.kill()
     files = sorted(tmp_path.rglob("*"))
-    other = StoredEngine(tmp_path, is_shared=not is_shared)
-    assert other.store is None and other.refused == "strangers"
+    member = StoredEngine(tmp_path, is_shared=not is_shared)
+    assert member.store is None and member.refused == "strangers"
     assert sorted(tmp_path.rglob("*")) == files
 
 

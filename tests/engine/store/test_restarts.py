@@ -48,9 +48,9 @@ def test_a_lease_outlives_a_restart_to_the_token(engine: StoredEngine, is_killed
     entry = again.entries.live()[0]
     assert entry.is_leased and entry.lease_tier == "disk" and entry.tokens == 22
     assert read_of(again.say(PREFIX, scope="other")) == 0
-    sent = again.say(PREFIX, [77])
-    assert read_of(sent) == 22 and started(sent).usage.computed_tokens == 2
-    assert started(sent).read_tier == "disk"
+    turn = again.say(PREFIX, [77])
+    assert read_of(turn) == 22 and started(turn).usage.computed_tokens == 2
+    assert started(turn).read_tier == "disk"
     assert started(again.say(PREFIX, [78])).read_tier == "device"
     assert entry.is_leased and entry.lease_tier == "device"
     again.restart()

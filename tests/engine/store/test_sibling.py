@@ -38,9 +38,9 @@ class Pair:
     def ask(self, *segments: list[int], **options: Any) -> Sent:
         """A prompt whose first segment may be the sibling's."""
         marks: Any = {index: "5m" for index in range(len(segments) - 1)}
-        sent = self.own.send(*segments, marks=marks, **{"sibling": 0} | options)
-        self.own.finish(sent)
-        return sent
+        turn = self.own.send(*segments, marks=marks, **{"sibling": 0} | options)
+        self.own.finish(turn)
+        return turn
 
 
 @pytest.fixture
@@ -48,8 +48,8 @@ def pair(tmp_path: Path) -> Pair:
     return Pair(tmp_path / "store")
 
 
-def reused(sent: Sent) -> int:
-    report = started(sent).approximate
+def reused(turn: Sent) -> int:
+    report = started(turn).approximate
     assert isinstance(report, FromSibling)
     layers = (1, 3) if report.reused else (0, 0)
     assert (report.recomputed_layers, report.of_layers) == layers
@@ -93,9 +93,9 @@ def test_exact_prompts_find_nothing_of_it_and_it_finds_what_is_exact(pair: Pair)
 
 def test_without_a_siblings_entry_the_prompt_is_exact(pair: Pair) -> None:
     pair.write(OTHER)
-    sent = pair.ask(PREFIX, QUESTION)
-    assert (read_of(sent), reused(sent)) == (0, 0)
-    assert started(sent).usage.cache_write_5m_tokens == 22
+    turn = pair.ask(PREFIX, QUESTION)
+    assert (read_of(turn), reused(turn)) == (0, 0)
+    assert started(turn).usage.cache_write_5m_tokens == 22
     assert read_of(pair.own.say(PREFIX, words(600, 2))) == 22
 
 
@@ -139,8 +139,8 @@ def test_a_damaged_file_of_the_siblings_makes_the_prompt_exact(pair: Pair, kind:
     for place in pair.theirs.store.directory.path.glob("blocks/*/*"):
         data = place.read_bytes()
         place.unlink() if kind == "remove" else place.write_bytes(data[:-1] + b"!")
-    sent = pair.ask(PREFIX, QUESTION)
-    assert (read_of(sent), reused(sent)) == (0, 0)
+    turn = pair.ask(PREFIX, QUESTION)
+    assert (read_of(turn), reused(turn)) == (0, 0)
     reason = "peer_checksum" if kind == "flip" else "peer_missing"
     assert pair.own.stats.misses[reason] >= 1
     assert read_of(pair.own.say(PREFIX, words(600, 2))) == 22
@@ -150,8 +150,8 @@ def test_a_damaged_file_of_the_siblings_makes_the_prompt_exact(pair: Pair, kind:
 def test_a_pool_too_small_for_both_copies_computes_the_prompt(tmp_path: Path) -> None:
     pair = Pair(tmp_path / "store", num_blocks=12)
     pair.write(PREFIX)
-    sent = pair.ask(PREFIX, QUESTION)
-    assert (read_of(sent), reused(sent)) == (0, 0)
+    turn = pair.ask(PREFIX, QUESTION)
+    assert (read_of(turn), reused(turn)) == (0, 0)
 
 
 def test_a_siblings_longer_entry_is_read_later(pair: Pair) -> None:
@@ -161,9 +161,9 @@ def test_a_siblings_longer_entry_is_read_later(pair: Pair) -> None:
     # What was computed here behind the shorter part is not what stands behind the longer one.
     longer = [*PREFIX, *QUESTION, *words(700, 13)]
     pair.write(longer)
-    sent = pair.ask(longer, words(800, 5))
-    assert (read_of(sent), reused(sent)) == (40, 40)
-    assert started(sent).usage.cache_write_5m_tokens == 0
+    turn = pair.ask(longer, words(800, 5))
+    assert (read_of(turn), reused(turn)) == (40, 40)
+    assert started(turn).usage.cache_write_5m_tokens == 0
     pair.own.check_idle()
 
 
@@ -187,17 +187,17 @@ def test_it_is_preempted_and_goes_on_as_it_began(tmp_path: Path) -> None:
     ]
     pair.own.finish(*sents)
     assert pair.own.scheduler.num_preempted > 0
-    assert [reused(sent) for sent in sents] == [22, 30, 22]
+    assert [reused(turn) for turn in sents] == [22, 30, 22]
     pair.own.check_idle()
 
 
 def test_an_entry_in_front_of_the_siblings_end_has_not_what_the_sibling_wrote(pair: Pair) -> None:
     """Another document of the same length, which the sibling never saw."""
-    document, other = words(1000, 16), words(2000, 16)
+    document, second_document = words(1000, 16), words(2000, 16)
     pair.write([*PREFIX, *document])
-    sent = pair.ask(PREFIX, document, QUESTION, sibling=1)
-    assert (read_of(sent), reused(sent)) == (38, 38)
-    unseen = pair.ask(PREFIX, other, QUESTION, sibling=1)
+    turn = pair.ask(PREFIX, document, QUESTION, sibling=1)
+    assert (read_of(turn), reused(turn)) == (38, 38)
+    unseen = pair.ask(PREFIX, second_document, QUESTION, sibling=1)
     assert (read_of(unseen), reused(unseen)) == (0, 0)
     assert started(unseen).usage.automatic_tokens == 0
     pair.own.check_idle()

@@ -53,14 +53,14 @@ ODD = [
 
 
 def payload_of(draw: Random, controls: Sequence[str]) -> str:
-    control, other = draw.choice(controls), draw.choice(controls)
+    control, second_control = draw.choice(controls), draw.choice(controls)
     half = len(control) // 2
     several = "\n".join(draw.sample(controls, k=min(4, len(controls))))
     forms = (
         control,
         control,
-        control + other,
-        control[:half] + other + control[half:],
+        control + second_control,
+        control[:half] + second_control + control[half:],
         control[:-1] + control,
         control + control[1:],
         control[:half],
@@ -69,7 +69,7 @@ def payload_of(draw: Random, controls: Sequence[str]) -> str:
         unicodedata.normalize("NFD", control),
         control.translate({ord(c): 0xFEE0 + ord(c) for c in "<|>[]A"}),
         f" {control} ",
-        f"{control}user\n{other}",
+        f"{control}user\n{second_control}",
         several,
         f'"}}{control}{{"',
         control.replace("|", "\\u007c"),

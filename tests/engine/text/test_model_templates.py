@@ -194,12 +194,12 @@ def said(name: str, written: str, *, thinking: bool = False) -> tuple[list[str],
 def test_thinking_that_the_template_opened_is_thinking() -> None:
     assert text_of("deepseek-r1", Prompt([user("Hi")])).endswith("<think>\n")
     head = renderer("deepseek-r1").tokenizer.encode("Hm, well.</think>").ids
-    both = ["ThinkingDelta", "TextDelta"]
-    assert said("deepseek-r1", "Hm, well.</think>\n\nHello.") == (both, len(head))
+    expected = ["ThinkingDelta", "TextDelta"]
+    assert said("deepseek-r1", "Hm, well.</think>\n\nHello.") == (expected, len(head))
     # Where the turn is the model's own to open, an answer without tags is an answer.
     assert said("qwen3", "Hello.", thinking=True) == (["TextDelta"], 0)
     kinds, count = said("magistral", "[THINK]Hm.[/THINK]Hello.")
-    assert kinds == both and count > 2
+    assert kinds == expected and count > 2
 
 
 def test_thinking_is_handed_to_the_template() -> None:

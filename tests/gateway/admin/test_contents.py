@@ -84,8 +84,8 @@ def test_what_is_kept_is_what_was_sent_and_answered(site: Site, stream: bool) ->
     assert all(SECRET.encode() not in body for body in site.kept()), "it is encrypted"
     # Nobody else sees it.
     site.admin.workspace(f"other-{name}")
-    other = Admin(site.gateway, site.admin.make_key(f"other-{name}")[1])
-    other.get(f"turns/{turn_id}/content", status=404)
+    stranger = Admin(site.gateway, site.admin.make_key(f"other-{name}")[1])
+    stranger.get(f"turns/{turn_id}/content", status=404)
     reader = Admin(site.gateway, site.admin.make_key("default", scope="read_only_admin")[1])
     reader.get(f"turns/{turn_id}/content", status=403)
     Admin(site.gateway, key).delete(f"turns/{turn_id}/content", status=403)

@@ -81,22 +81,22 @@ def test_an_export_counts_the_turns_that_wait_for_the_ledger(tmp_path: Path) -> 
     with serve(ScriptedEngine()) as engine, serve_gateway(tmp_path, engine) as url:
         assert ask(url).is_success
         eventually(lambda: is_drained(url))
-        with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as other:
+        with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as database:
             # Readers read on, and nothing new is written.
-            other.execute("BEGIN IMMEDIATE")
+            database.execute("BEGIN IMMEDIATE")
             for _ in range(3):
                 assert ask(url).is_success
             eventually(lambda: export(url, ADMIN_KEY, "turns").headers[WAITING_HEADER] == "3")
             assert len(export(url, ADMIN_KEY, "turns").text.splitlines()) == 1 + 1
-            other.execute("ROLLBACK")
+            database.execute("ROLLBACK")
         eventually(lambda: is_drained(url))
         reply = export(url, ADMIN_KEY, "turns")
         assert reply.headers[WAITING_HEADER] == "0" and SINCE_HEADER not in reply.headers
         assert len(reply.text.splitlines()) == 1 + 4
-        with closing(sqlite3.connect(tmp_path / "ledger.db")) as other, other:
-            other.execute("INSERT INTO horizon (id, turns_ms) VALUES (1, 86400000)")
+        with closing(sqlite3.connect(tmp_path / "ledger.db")) as database, database:
+            database.execute("INSERT INTO horizon (id, turns_ms) VALUES (1, 86400000)")
         assert SINCE_HEADER not in export(url, ADMIN_KEY, "turns").headers
-        with closing(sqlite3.connect(tmp_path / "ledger.db")) as other, other:
-            other.execute("UPDATE horizon SET turns_ms = 1767225600000")
+        with closing(sqlite3.connect(tmp_path / "ledger.db")) as database, database:
+            database.execute("UPDATE horizon SET turns_ms = 1767225600000")
         assert export(url, ADMIN_KEY, "turns").headers[SINCE_HEADER] == "2026-01-01T00:00:00Z"
         assert SINCE_HEADER not in export(url, ADMIN_KEY, "days").headers

@@ -103,8 +103,8 @@ def test_a_conversations_turns_stand_in_a_row(stack: Stack, admin: Admin) -> Non
                 ids.append(message.id)
             talk.append({"role": "assistant", "content": f"answer {number}"})
             # Another one that begins alike, between the turns.
-            other = [{"role": "user", "content": f"{BOOK} And question {number + 9}?"}]
-            client.messages.create(model="synthetic", max_tokens=2, messages=other)  # type: ignore[arg-type]
+            other_book = [{"role": "user", "content": f"{BOOK} And question {number + 9}?"}]
+            client.messages.create(model="synthetic", max_tokens=2, messages=other_book)  # type: ignore[arg-type]
     eventually(lambda: len(admin.get("turns/search?workspace=talk")["turns"]) == 9)
     for turn_id in ids:
         conversation = admin.get(f"turns/{turn_id}/conversation")

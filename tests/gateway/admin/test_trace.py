@@ -39,16 +39,16 @@ def gateway(data: Path) -> Iterator[str]:
     with serve(ScriptedEngine()) as engine, serve_gateway(data, engine) as url:
         admin = Admin(url)
         admin.workspace("other")
-        _, other = admin.make_key("other")
+        _, other_key = admin.make_key("other")
         for talk in range(3):
             messages: list[dict[str, Any]] = []
             for turn in range(3):
                 messages.append({"role": "user", "content": text(100 * talk + turn, 60)})
-                sent = ask(url, system=text(1, 300), messages=messages)
-                assert sent.status_code == 200, sent.text
+                sample = ask(url, system=text(1, 300), messages=messages)
+                assert sample.status_code == 200, sample.text
                 messages.append({"role": "assistant", "content": "Yes."})
         alone = [{"role": "user", "content": text(7, 60)}]
-        reply = ask(url, key=other, system=text(1, 300), messages=alone)
+        reply = ask(url, key=other_key, system=text(1, 300), messages=alone)
         assert reply.status_code == 200, reply.text
         eventually(lambda: export(url).headers["holdfast-trace-requests"] == "10")
         yield url
@@ -77,13 +77,15 @@ def test_a_trace_has_the_requests_of_a_range_and_no_content(gateway: str) -> Non
     assert WORD not in reply.text
     assert [line["timestamp"] for line in lines] == sorted(line["timestamp"] for line in lines)
     assert lines[0]["timestamp"] == 0
-    seen: set[int] = set()
+    numbers: set[int] = set()
     for line in lines:
         ids = line["hash_ids"]
         assert len(ids) == -(-line["input_length"] // 64)
-        fresh = [number for number in ids if number not in seen]
-        assert fresh == list(range(len(seen), len(seen) + len(fresh))), "in order of first sight"
-        seen |= set(ids)
+        fresh = [number for number in ids if number not in numbers]
+        assert fresh == list(range(len(numbers), len(numbers) + len(fresh))), (
+            "in order of first sight"
+        )
+        numbers |= set(ids)
     first, second, third = (line["hash_ids"] for line in lines[:3])
     # A conversation goes on from what it was; another one shares the system prompt alone.
     assert common(first, second) >= len(first) - 2
@@ -146,8 +148,10 @@ def prompts(draw: st.DrawFn) -> list[list[int]]:
     prompt_blocks = [[draw(st.integers(1, 40))]]
     for _ in range(draw(st.integers(0, 12))):
         base = draw(st.sampled_from(prompt_blocks))
-        kept = base[: draw(st.integers(0, len(base)))]
-        prompt_blocks.append([*kept, *draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))])
+        beginning = base[: draw(st.integers(0, len(base)))]
+        prompt_blocks.append(
+            [*beginning, *draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))]
+        )
     return prompt_blocks
 
 

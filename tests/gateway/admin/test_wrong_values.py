@@ -68,13 +68,13 @@ def test_names_that_would_break_a_table_are_refused_and_those_of_people_everywhe
 ) -> None:
     with stack.http(ADMIN_KEY) as http:
         for name in NAMES:
-            for path, field, others in [
+            for path, field, fields in [
                 ("keys", "name", {"workspace": "default"}),
                 ("workspaces", "display_name", {"id": "new-name"}),
                 ("workspaces", "id", {}),
                 ("workspaces/default", "display_name", {}),
             ]:
-                answer = http.post(f"/admin/v1/{path}", json={field: name, **others})
+                answer = http.post(f"/admin/v1/{path}", json={field: name, **fields})
                 assert answer.status_code == 400, answer.text
                 message = answer.json()["error"]["message"]
                 assert message.startswith(f"{field}: ") and "regex" not in message

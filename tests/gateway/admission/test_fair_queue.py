@@ -88,14 +88,14 @@ def test_whatever_comes_its_bounds_hold_and_every_turn_leaves_once(data: st.Data
                     data.draw(st.integers(1, 70)),
                     data.draw(st.sampled_from((None, "x"))),
                 )
-                held = Counter(waiting.workspace for waiting in inside.values())
+                counts = Counter(waiting.workspace for waiting in inside.values())
                 try:
                     victims = queue.push(waiting)
                 except QueueFull:
                     assert len(queue) == len(inside), "a refusal changes nothing"
                     continue
                 for victim in victims:
-                    assert victim.workspace != waiting.workspace and held[victim.workspace]
+                    assert victim.workspace != waiting.workspace and counts[victim.workspace]
                     del inside[victim.item]
                     lane = order[victim.workspace, victim.kind]
                     assert lane.pop() == victim.item, "the newest"

@@ -239,7 +239,7 @@ async def test_turns_that_go_while_they_wait_give_back_what_they_took(url: str) 
 
 
 async def test_no_interleaving_lets_more_turns_run_than_the_limit(url: str) -> None:
-    async with gateways(url) as both:
+    async with gateways(url) as pair:
         limits, running, most, chance = Limits(max_concurrency=4), [0], [0], random.Random(2)
 
         async def client(gateway: Gateway) -> int:
@@ -258,7 +258,7 @@ async def test_no_interleaving_lets_more_turns_run_than_the_limit(url: str) -> N
                 num_served += 1
             return num_served
 
-        served = await asyncio.gather(*(client(gateway) for gateway in both for _ in range(6)))
+        served = await asyncio.gather(*(client(gateway) for gateway in pair for _ in range(6)))
         assert most[0] == 4 and sum(served) > 20
 
 

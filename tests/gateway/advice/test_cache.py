@@ -40,13 +40,13 @@ def random_marks(turn: Observation, chance: random.Random) -> list[Mark]:
 @pytest.mark.parametrize("seed", range(60))
 def test_every_turn_is_billed_as_the_reference_model_bills_it(seed: int) -> None:
     chance = random.Random(seed)
-    sent, now = [], 0
+    requests, now = [], 0
     prompts = [random_prompt(chance) for _ in range(4)]
     for _ in range(30):
         now += chance.choice([0, 500, 20_000, 280_000, 320_000, 3_500_000, 3_700_000])
-        sent.append(Sent(now, chance.choice([*prompts, random_prompt(chance)])))
+        requests.append(Sent(now, chance.choice([*prompts, random_prompt(chance)])))
     cache, oracle = Cache(MINIMUM), Oracle(MINIMUM)
-    for turn in turns_of(sent, begins_after_ms=chance.choice([0, 700]), dialect="anthropic"):
+    for turn in turns_of(requests, begins_after_ms=chance.choice([0, 700]), dialect="anthropic"):
         marks = random_marks(turn, chance)
         counts = cache.take(turn, marks)
         tail = turn.total - turn.tokens[-1]

@@ -64,13 +64,13 @@ def traffic(author: Author, twin: Twin, marks: Any = None) -> tuple[list[Sent], 
     """Two prefixes in turns, six questions each, and one that has nothing of them."""
     prompt_a = single(author, author.tools(), LEAD + author.text(40))
     prompt_b, stranger = twin(author, prompt_a), single(author, author.tools(), author.text(40))
-    sent = []
+    requests = []
     for number in range(18):
         prompt = (prompt_a, prompt_b, stranger)[number % 3]
         request = msgspec.structs.replace(prompt, messages=[user(author.line())])
         marked = ((len(request.tools) + len(request.system) - 1, "5m"),) if marks is None else marks
-        sent.append(Sent(at(number), request, marked))
-    return sent, prompt_a, prompt_b
+        requests.append(Sent(at(number), request, marked))
+    return requests, prompt_a, prompt_b
 
 
 def planned(turns: list[Observation]) -> float:
@@ -99,12 +99,12 @@ def planned(turns: list[Observation]) -> float:
 @pytest.mark.parametrize("kind", TWINS)
 def test_a_near_duplicate_is_named_and_saves_what_the_planner_says(kind: str) -> None:
     path, twin = TWINS[kind]
-    sent, first, second = traffic(Author(random.Random(kind)), twin)
-    turns = turns_of(sent)
+    requests, first, second = traffic(Author(random.Random(kind)), twin)
+    turns = turns_of(requests)
     (group,) = find_groups(turns, MIN_TOKENS)
     assert [turn.id for turn in group.turns] == [t.id for n, t in enumerate(turns) if n % 3 < 2]
-    kept = dict(zip(group.compared, map(msgspec.to_builtins, (first, second)), strict=True))
-    advice = near_duplicate(group, MIN_TOKENS, kept)
+    prompts = dict(zip(group.compared, map(msgspec.to_builtins, (first, second)), strict=True))
+    advice = near_duplicate(group, MIN_TOKENS, prompts)
     assert advice is not None and (advice.kind, advice.path, advice.is_compared) == (
         kind,
         path,
@@ -117,7 +117,9 @@ def test_a_near_duplicate_is_named_and_saves_what_the_planner_says(kind: str) ->
     before, after, _ = simulated(group, MIN_TOKENS)
     assert (before.hits, after.hits) == (10, 11)
     document = json.dumps(msgspec.to_builtins(advice))
-    assert not any(line in document for text in kept.values() for line in LEAD.split("\n") if line)
+    assert not any(
+        line in document for text in prompts.values() for line in LEAD.split("\n") if line
+    )
 
 
 def changed_line(author: Author, prompt: Prompt) -> Prompt:
@@ -125,25 +127,25 @@ def changed_line(author: Author, prompt: Prompt) -> Prompt:
 
 
 def test_what_no_normalisation_makes_one_is_named_only_where_no_text_is_known() -> None:
-    sent, first, second = traffic(Author(random.Random(7)), changed_line)
-    (group,) = find_groups(turns_of(sent), MIN_TOKENS)
+    requests, first, second = traffic(Author(random.Random(7)), changed_line)
+    (group,) = find_groups(turns_of(requests), MIN_TOKENS)
     unread = near_duplicate(group, MIN_TOKENS, {})
     assert unread is not None and unread.kind == "varying_text" and not unread.is_compared
     assert "nothing is kept" in unread.text
-    kept = dict(zip(group.compared, map(msgspec.to_builtins, (first, second)), strict=True))
-    assert near_duplicate(group, MIN_TOKENS, kept) is None
+    prompts = dict(zip(group.compared, map(msgspec.to_builtins, (first, second)), strict=True))
+    assert near_duplicate(group, MIN_TOKENS, prompts) is None
 
 
 def test_unrelated_prefixes_with_the_same_tools_are_no_near_duplicates() -> None:
     author = Author(random.Random(8))
     tools = author.tools(6)
-    sent = [Sent(at(n), single(author, tools, author.text(60))) for n in range(6)]
-    assert find_groups(turns_of(sent), MIN_TOKENS) == []
+    requests = [Sent(at(n), single(author, tools, author.text(60))) for n in range(6)]
+    assert find_groups(turns_of(requests), MIN_TOKENS) == []
 
 
 def test_unmarked_turns_are_simulated_with_a_marker_behind_the_prefix() -> None:
-    sent, _, _ = traffic(Author(random.Random(9)), TWINS["date"][1], marks=())
-    (group,) = find_groups(turns_of(sent), MIN_TOKENS)
+    requests, _, _ = traffic(Author(random.Random(9)), TWINS["date"][1], marks=())
+    (group,) = find_groups(turns_of(requests), MIN_TOKENS)
     advice = near_duplicate(group, MIN_TOKENS, {})
     assert advice is not None and "with a 5-minute marker" in advice.text and advice.tokens > 0
 
@@ -151,9 +153,9 @@ def test_unmarked_turns_are_simulated_with_a_marker_behind_the_prefix() -> None:
 def test_what_is_new_in_every_request_is_told_by_digests_alone() -> None:
     author = Author(random.Random(10))
     text = author.text(40)
-    sent = [Sent(at(n), single(author, [], f"id {n * 7919:08x}\n{text}")) for n in range(8)]
+    requests = [Sent(at(n), single(author, [], f"id {n * 7919:08x}\n{text}")) for n in range(8)]
     group: Group
-    (group,) = find_groups(turns_of(sent), MIN_TOKENS)
+    (group,) = find_groups(turns_of(requests), MIN_TOKENS)
     advice = near_duplicate(replace(group), MIN_TOKENS, {})
     assert advice is not None and (advice.kind, advice.num_prefixes) == ("nonce", 8)
 

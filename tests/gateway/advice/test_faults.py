@@ -14,14 +14,14 @@ from tests.gateway.advice.sound import SOUND, SOUND_BODIES
 SEEDS = range(1000, 1004)
 
 
-def faults_in(sent: list[Any]) -> list[Fault]:
+def faults_in(requests: list[Any]) -> list[Fault]:
     """Of prompts, or of pasted requests a second apart."""
-    if isinstance(sent[0], Sent):
-        return find_faults(turns_of(sent, begins_after_ms=300))
+    if isinstance(requests[0], Sent):
+        return find_faults(turns_of(requests, begins_after_ms=300))
     return find_faults(
         [
             pasted.observation_of(pasted.read(body), number, number * 1000, None)
-            for number, body in enumerate(sent)
+            for number, body in enumerate(requests)
         ]
     )
 
@@ -52,5 +52,5 @@ def test_a_planted_fault_is_named_at_its_block(shape: str) -> None:
 @pytest.mark.parametrize("shape", [*SOUND, *SOUND_BODIES])
 def test_sound_traffic_raises_no_alarm(shape: str) -> None:
     for seed in SEEDS:
-        sent = (SOUND | SOUND_BODIES)[shape](Author(random.Random(f"{shape} {seed}")))
-        assert (seed, lines(faults_in(sent))) == (seed, [])
+        requests = (SOUND | SOUND_BODIES)[shape](Author(random.Random(f"{shape} {seed}")))
+        assert (seed, lines(faults_in(requests))) == (seed, [])

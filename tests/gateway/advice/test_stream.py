@@ -90,13 +90,13 @@ def test_a_growing_conversation_is_marked_along_its_turns() -> None:
         said = [*said, Message("user", [TextPart(f"question {number} " * 100)])]
         turns.append(Sent(number * MINUTE, Prompt(list(said), system=[TextPart(SYSTEM)])))
         said = [*said, Message("assistant", [TextPart(f"answer {number} " * 100)])]
-    seen = turns_of(turns)
-    advice = advise_stream(seen, 1024)
+    observations = turns_of(turns)
+    advice = advise_stream(observations, 1024)
     assert advice.verdict == "mark" and advice.policy is not None
     assert advice.policy.auto_cache == "conversation"
     best = next(outcome for outcome in advice.outcomes if outcome.name == "conversation_5m")
     cache = Cache(1024)
-    for turn in seen:
+    for turn in observations:
         answered: list[int] = [turn.answer] * (turn.answer > 0)
         cache.take(turn, [(place, "5m") for place in (0, *answered, len(turn.tokens) - 1)])
     assert best.multiples == round(cache.sums.multiples, 1)

@@ -46,7 +46,7 @@ def advised(
 
 
 def begun_with_an_id(marks: tuple[tuple[int, Ttl], ...], key: str = "k") -> list[Observation]:
-    sent = [
+    requests = [
         Sent(
             START_MS + number * MINUTE_MS,
             Prompt(
@@ -56,7 +56,7 @@ def begun_with_an_id(marks: tuple[tuple[int, Ttl], ...], key: str = "k") -> list
         )
         for number in range(12)
     ]
-    return [dataclasses.replace(turn, key=key) for turn in turns_of(sent)]
+    return [dataclasses.replace(turn, key=key) for turn in turns_of(requests)]
 
 
 def holds(streams: Sequence[StreamAdvice], near: Sequence[NearDuplicate]) -> None:
@@ -111,13 +111,13 @@ def test_prefixes_that_are_nearly_the_same_are_not_below_a_leave() -> None:
     turns: list[Observation] = []
     for number in range(6):
         system = [TextPart(f"run {number * 7919}\n{RULES}")]
-        sent = [
+        requests = [
             Sent(START_MS + (number + 6 * again) * MINUTE_MS, Prompt([user("q")], system=system))
             for again in range(1)
         ]
         turns += [
             dataclasses.replace(turn, key=f"k{number}", id=f"msg_{number}")
-            for turn in turns_of(sent)
+            for turn in turns_of(requests)
         ]
     assert {advise_stream([turn], MIN_TOKENS).verdict for turn in turns} == {"leave"}
     streams, near = advised(turns)
@@ -143,7 +143,7 @@ def test_whatever_the_traffic_nothing_contradicts_the_verdict(
 ) -> None:
     chance = random.Random(seed)
     text = Author(chance).text(30)
-    sent = []
+    requests = []
     for number in range(num):
         prompt = random_prompt(chance)
         if lead != "none":
@@ -153,11 +153,11 @@ def test_whatever_the_traffic_nothing_contradicts_the_verdict(
         count = len(prompt.tools) + len(prompt.system)
         ttl: Ttl = chance.choice(["5m", "1h"])
         marks = ((count - 1, ttl),) if count and chance.random() < 0.6 else ()
-        sent.append(Sent(START_MS + number * gap, prompt, marks))
+        requests.append(Sent(START_MS + number * gap, prompt, marks))
     rates = RATES if is_priced else None
     turns = [
         dataclasses.replace(turn, key=f"k{chance.randrange(keys)}")
-        for turn in turns_of(sent, rates=rates, begins_after_ms=begins)
+        for turn in turns_of(requests, rates=rates, begins_after_ms=begins)
     ]
     streams, near = advised(turns)
     holds(streams, near)
@@ -166,5 +166,5 @@ def test_whatever_the_traffic_nothing_contradicts_the_verdict(
 @pytest.mark.parametrize("nano", [None, 5])
 def test_a_sum_of_amounts_is_priced_where_all_are(nano: int | None) -> None:
     amount = Amount(tokens=1, multiples=0.5, nano=4, prefill_seconds=0.5)
-    both = total([amount, Amount(tokens=2, multiples=1.0, nano=nano)])
-    assert both == Amount(tokens=3, multiples=1.5, nano=nano and 9)
+    whole = total([amount, Amount(tokens=2, multiples=1.0, nano=nano)])
+    assert whole == Amount(tokens=3, multiples=1.5, nano=nano and 9)

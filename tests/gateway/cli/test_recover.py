@@ -96,8 +96,8 @@ def test_without_its_journal_the_engines_counts_become_rows_of_their_workspace(
             ids = ["msg_deadbeef01", "msg_deadbeef02", "msg_deadbeef02.2", "msg_0123456701"]
             for turn_id, of in zip(ids, (scope, "f" * 32, "f" * 32, scope), strict=True):
                 engine.final[turn_id] = counts(turn_id, of)
-            kept = await count_open_turns(settings)
-            assert kept.by_instance == {"deadbeef": 3, "01234567": 1}
+            open_turns = await count_open_turns(settings)
+            assert open_turns.by_instance == {"deadbeef": 3, "01234567": 1}
             assert await recover_instance(settings, "deadbeef") == (2, 3, {})
             again = await recover_instance(settings, "deadbeef")
             assert again in ((2, 3, {}), (0, 0, {}))

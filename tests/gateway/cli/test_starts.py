@@ -26,10 +26,10 @@ def test_a_journal_that_can_not_be_made_is_named_in_one_line(tmp_path: Path) -> 
 
 
 def test_a_port_that_another_process_has_is_named(tmp_path: Path) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
         status, said = started(tmp_path, port)
     assert status != 0, said
     assert f"('127.0.0.1', {port})" in said and "ddress already in use" in said

@@ -59,9 +59,9 @@ def test_the_worst_come_first_and_a_workspace_sees_what_is_for_all_alone(kinds: 
     ranks = [order.index(condition.severity) for condition in everything]
     assert ranks == sorted(ranks)
     assert all(condition.remedy for condition in everything)
-    seen = watch.conditions(1e6, is_for_all=True)
-    assert {condition.kind for condition in seen} == {k for k in kinds if KINDS[k].for_all}
-    assert not any(condition.remedy for condition in seen)
+    conditions = watch.conditions(1e6, is_for_all=True)
+    assert {condition.kind for condition in conditions} == {k for k in kinds if KINDS[k].for_all}
+    assert not any(condition.remedy for condition in conditions)
 
 
 def test_a_workspace_is_told_no_name_of_another_model() -> None:

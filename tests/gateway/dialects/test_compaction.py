@@ -20,8 +20,8 @@ SUMMARY = "They spoke of leases."
 
 
 def texts(stack: Stack) -> list[str]:
-    sent = stack.engine.requests[-1].prompt
-    parts = (part for message in sent.messages for part in message.parts)
+    prompt = stack.engine.requests[-1].prompt
+    parts = (part for message in prompt.messages for part in message.parts)
     return [part.text for part in parts if isinstance(part, protocol.TextPart)]
 
 
@@ -37,9 +37,9 @@ def test_a_conversation_is_summarized_and_gone_on_with(stack: Stack) -> None:
     summarize(stack)
     compacted = client.responses.compact(model=MODEL, input=TALK, instructions="Rules.")
     assert compacted.usage.output_tokens == 9
-    sent = stack.engine.requests[-1].prompt
+    prompt = stack.engine.requests[-1].prompt
     assert texts(stack)[-2] == "For how long?" and texts(stack)[-1].startswith("Summarize")
-    assert sent.system == [protocol.TextPart("Rules.")] and not sent.tools
+    assert prompt.system == [protocol.TextPart("Rules.")] and not prompt.tools
     *users, item = compacted.output
     assert [user.type for user in users] == ["message", "message"]
     assert item.type == "compaction" and SUMMARY not in item.encrypted_content

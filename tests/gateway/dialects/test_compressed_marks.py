@@ -29,9 +29,9 @@ SIBLING = {"type": "ephemeral", "holdfast": {"sibling": True}}
 BLOCK: dict[str, Any] = {"type": "ephemeral", "holdfast": {"block": "anywhere"}}
 
 
-def ask_of(first: Any, *others: Any, **more: Any) -> Ask:
+def ask_of(first: Any, *marks: Any, **more: Any) -> Ask:
     blocks = [text("A document. " * 300, first)]
-    blocks += [text("A question.", mark) for mark in others or [None]]
+    blocks += [text("A question.", mark) for mark in marks or [None]]
     return lowered(body(messages=[said(*blocks)], **more), ALLOWED)
 
 
@@ -60,8 +60,8 @@ def test_the_breakpoint_and_what_follows_it_are_of_the_kind() -> None:
     assert not set(names(exact)) & set(names(half))
     inside = [p.name for p in exact.plan.prefixes if p.name.characters is not None]
     assert inside and inside == [p.name for p in half.plan.prefixes if p.name.characters]
-    for other in ({"keep": 0.25}, {"keep": 0.5, "scorer": "random"}):
-        assert not set(names(half)) & set(names(ask_of({**HALF, "holdfast": other}, PLAIN)))
+    for options in ({"keep": 0.25}, {"keep": 0.5, "scorer": "random"}):
+        assert not set(names(half)) & set(names(ask_of({**HALF, "holdfast": options}, PLAIN)))
 
 
 def test_a_block_that_stands_anywhere_is_no_breakpoint() -> None:
@@ -151,8 +151,8 @@ def test_the_header_is_for_the_last_marker_that_stays_where_it_is() -> None:
         "holdfast-approximate: too short"
     )
     chat = {"model": "m", "messages": [{"role": "system", "content": "x"}, *MESSAGES]}
-    held = replace(HEADED, principal=replace(HEADED.principal, auto_cache=AutoCache()))
-    assert kept_at(lowered_chat(chat, held)) == {0: 0.5, 1: None}
+    client = replace(HEADED, principal=replace(HEADED.principal, auto_cache=AutoCache()))
+    assert kept_at(lowered_chat(chat, client)) == {0: 0.5, 1: None}
     with pytest.raises(InvalidRequest, match=r"approximate: nothing .* is marked"):
         lowered(body(), HEADED)
     with pytest.raises(InvalidRequest, match="holdfast-approximate: a marker of the request says"):

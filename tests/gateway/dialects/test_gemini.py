@@ -62,8 +62,11 @@ def test_calls_come_whole_and_go_back_with_their_results(stack: Stack) -> None:
     answer = generate(stack, tools=[tool])
     calls = [(call.id, call.name, call.args) for call in answer.function_calls or []]
     assert calls == [("call_a", "look", {"where": "here"}), ("call_b", "look", {})]
-    sent = stack.engine.requests[-1].prompt.tools[0]
-    assert sent.input_schema == {"type": "object", "properties": {"where": {"type": "string"}}}
+    lowered_tool = stack.engine.requests[-1].prompt.tools[0]
+    assert lowered_tool.input_schema == {
+        "type": "object",
+        "properties": {"where": {"type": "string"}},
+    }
     assert answer.candidates and answer.candidates[0].content is not None
     results = [
         types.Part.from_function_response(name="look", response={"output": "A hold."}),
@@ -167,9 +170,9 @@ def test_both_names_of_a_field_mean_the_same(stack: Stack) -> None:
     }
     reply = stack.post(f"/v1/models/{MODEL}:generateContent", json=body)
     assert reply.status_code == 200, reply.text
-    sent = stack.engine.requests[-1]
-    assert [text.text for text in sent.prompt.system] == ["Be short."]
-    assert (sent.sampling.max_tokens, sent.sampling.stop_sequences) == (7, ["x"])
+    request = stack.engine.requests[-1]
+    assert [text.text for text in request.prompt.system] == ["Be short."]
+    assert (request.sampling.max_tokens, request.sampling.stop_sequences) == (7, ["x"])
     ignored = [item["path"] for item in reply.json()["holdfast"]["ignored"]]
     undone = ["generationConfig.speechConfig", "safetySettings", "tools[0].googleSearch"]
     assert sorted(ignored) == undone

@@ -99,8 +99,10 @@ def test_an_interaction_that_is_kept_is_gone_on_with(keeping: Stack) -> None:
     second = create(keeping, "And then?", previous_interaction_id=first.id)
     assert second.previous_interaction_id == first.id != second.id
     spoken = [("user", "Hi"), ("assistant", "Hello there"), ("user", "And then?")]
-    sent = sent_to(keeping)
-    assert texts_of(sent) == spoken and not sent.prompt.system, "as in Google's, not carried on"
+    request = sent_to(keeping)
+    assert texts_of(request) == spoken and not request.prompt.system, (
+        "as in Google's, not carried on"
+    )
     third = create(keeping, "x", previous_interaction_id=second.id)
     assert texts_of(sent_to(keeping))[:3] == spoken and len(texts_of(sent_to(keeping))) == 5
     with client(keeping) as sdk:
@@ -256,9 +258,9 @@ def test_choices_of_tools_keep_the_prompt(
 ) -> None:
     tools = [LOOK, {**LOOK, "name": "listen"}]
     create(keeping, tools=tools, generation_config={"tool_choice": choice})
-    sent = sent_to(keeping)
-    assert (sent.tool_choice.mode, sent.tool_choice.names) == (mode, names)
-    assert [tool.name for tool in sent.prompt.tools] == ["look", "listen"]
+    request = sent_to(keeping)
+    assert (request.tool_choice.mode, request.tool_choice.names) == (mode, names)
+    assert [tool.name for tool in request.prompt.tools] == ["look", "listen"]
 
 
 def test_an_answer_is_held_to_a_schema(keeping: Stack) -> None:

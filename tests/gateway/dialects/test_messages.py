@@ -371,8 +371,8 @@ def test_a_thread_that_begins_is_an_ordinary_request_and_one_that_goes_on_is_not
 @pytest.mark.parametrize("fields", [{}, {"tool_choice": {"type": "auto"}}])
 def test_tools_that_only_the_vendor_runs_are_left_out_and_told(stack: Stack, fields: Any) -> None:
     message = ask(stack, tools=[{**WEB_SEARCH, "cache_control": SHORT}], **fields)
-    sent = stack.engine.requests[-1]
-    assert sent.prompt.tools == [] and sent.tool_choice == ToolChoice()
+    request = stack.engine.requests[-1]
+    assert request.prompt.tools == [] and request.tool_choice == ToolChoice()
     assert [path for path, _ in told(message)] == ["tools.0"]
 
 
@@ -384,7 +384,7 @@ def test_tools_that_only_the_vendor_runs_are_forced_in_no_dialect(stack: Stack) 
     chat = {"model": MODEL, "messages": [USER], "tools": [search], "tool_choice": "required"}
     respond = {"model": MODEL, "input": "x", "tools": [search]}
     named = {"type": "tool", "name": "web_search"}
-    for path, sent in (
+    for path, document in (
         ("/v1/messages", body(tools=[WEB_SEARCH], tool_choice={"type": "any"})),
         ("/v1/messages", body(tools=[WEB_SEARCH, tool("look")], tool_choice=named)),
         ("/v1/chat/completions", chat),
@@ -392,7 +392,7 @@ def test_tools_that_only_the_vendor_runs_are_forced_in_no_dialect(stack: Stack) 
         ("/v1/responses", {**respond, "tool_choice": allowed}),
         (f"/v1beta/models/{MODEL}:generateContent", gemini),
     ):
-        reply = stack.post(path, json=sent)
+        reply = stack.post(path, json=document)
         assert reply.status_code == 400 and "only its vendor's servers run" in reply.text, path
     assert not stack.engine.requests
 
@@ -407,22 +407,22 @@ def test_tools_that_the_client_runs_are_given_to_the_model(stack: Stack) -> None
     tools = [BASH, {**EDITOR, "max_characters": 9}, older, {**memory, "cache_control": SHORT}]
     message = ask(stack, tools=tools, tool_choice={"type": "tool", "name": "bash"})
     assert told(message) == []
-    sent = stack.engine.requests[-1]
-    assert sent.tool_choice == ToolChoice("tool", "bash")
-    assert [point.segment for point in sent.breakpoints] == [3]
+    request = stack.engine.requests[-1]
+    assert request.tool_choice == ToolChoice("tool", "bash")
+    assert [point.segment for point in request.breakpoints] == [3]
     names = ["bash", "str_replace_based_edit_tool", "str_replace_editor", "memory"]
-    assert [definition.name for definition in sent.prompt.tools] == names
-    assert all(definition.description for definition in sent.prompt.tools)
+    assert [definition.name for definition in request.prompt.tools] == names
+    assert all(definition.description for definition in request.prompt.tools)
     commands = [
         {"command": "ls"},
         {"command": "insert", "path": "/a", "insert_line": 0, "insert_text": "x"},
         {"command": "undo_edit", "path": "/a"},
         {"command": "rename", "path": "/m/a", "old_path": "/m/a", "new_path": "/m/b"},
     ]
-    for definition, command in zip(sent.prompt.tools, commands, strict=True):
+    for definition, command in zip(request.prompt.tools, commands, strict=True):
         jsonschema.validate(command, definition.input_schema)
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(commands[2], sent.prompt.tools[1].input_schema)
+        jsonschema.validate(commands[2], request.prompt.tools[1].input_schema)
 
 
 def test_a_call_of_a_clients_tool_and_its_result_are_the_hosted_apis(stack: Stack) -> None:
@@ -464,8 +464,8 @@ def test_the_older_name_of_the_output_format_is_taken(stack: Stack) -> None:
     reply = stack.post("/v1/messages", json=body(output_format=form), headers=headers)
     assert reply.status_code == 200, reply.text
     assert stack.engine.requests[-1].output_schema == form["schema"]
-    other = {"output_config": {"format": {**form, "schema": {}}}, "output_format": form}
-    reply = stack.post("/v1/messages", json=body(**other))
+    fields = {"output_config": {"format": {**form, "schema": {}}}, "output_format": form}
+    reply = stack.post("/v1/messages", json=body(**fields))
     assert reply.json()["error"]["message"].startswith("output_format: must not differ")
 
 

@@ -81,8 +81,8 @@ def test_in_chat_the_line_may_be_a_message_of_its_own_among_the_first() -> None:
         prompt_plan, removed = chat_plan(*messages, USER)
         assert (removed, prompt_plan.prompt) == (1, chat_plan(rules, USER)[0].prompt)
     prompt_plan, removed = chat_plan(chat_message(LINES[0], "user"), chat_message(LINES[0]), USER)
-    sent = [part.text for m in prompt_plan.prompt.messages for part in m.parts]  # type: ignore[union-attr]
-    assert (removed, sent) == (0, [LINES[0], LINES[0], "hi"])
+    texts = [part.text for m in prompt_plan.prompt.messages for part in m.parts]  # type: ignore[union-attr]
+    assert (removed, texts) == (0, [LINES[0], LINES[0], "hi"])
     with pytest.raises(InvalidRequest, match=r"^messages: "):
         chat_plan(chat_message(LINES[0]))
 

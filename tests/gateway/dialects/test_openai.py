@@ -109,10 +109,10 @@ def test_an_answers_calls_can_be_sent_back_with_their_results(stack: Stack) -> N
     result = {"role": "tool", "tool_call_id": "call_1", "content": "A hold."}
     go_on = {"role": "user", "content": "Go on."}
     chat(stack, messages=[*MESSAGES, message.model_dump(), result, go_on], tools=[LOOK])
-    sent = stack.engine.requests[-1].prompt.messages
-    assert [m.role for m in sent] == ["user", "assistant", "user"]
-    assert sent[1].parts[-1] == protocol.ToolUsePart("call_1", "look", {"where": "here"})
-    assert sent[2].parts == [
+    messages = stack.engine.requests[-1].prompt.messages
+    assert [m.role for m in messages] == ["user", "assistant", "user"]
+    assert messages[1].parts[-1] == protocol.ToolUsePart("call_1", "look", {"where": "here"})
+    assert messages[2].parts == [
         protocol.ToolResultPart("call_1", "A hold."),
         protocol.TextPart("Go on."),
     ]
@@ -154,9 +154,9 @@ def test_a_choice_of_tools_leaves_all_in_the_prompt(
 ) -> None:
     """A prefix that was cached with all tools is read under any choice."""
     answer = chat(stack, tools=[LOOK, PATCH], tool_choice=choice)
-    sent = stack.engine.requests[-1]
-    assert sent.tool_choice == expected
-    assert [tool.name for tool in sent.prompt.tools] == ["look", "patch"]
+    request = stack.engine.requests[-1]
+    assert request.tool_choice == expected
+    assert [tool.name for tool in request.prompt.tools] == ["look", "patch"]
     assert "ignored" not in answer.model_extra["holdfast"]
 
 

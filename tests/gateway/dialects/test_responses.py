@@ -61,10 +61,10 @@ def test_a_text_is_answered(stack: Stack) -> None:
     assert answer.usage is not None
     assert answer.usage.output_tokens == 2
     assert answer.usage.total_tokens == answer.usage.input_tokens + 2
-    (sent,) = stack.engine.requests
-    assert sent.prompt.system == [TextPart("Be brief.")]
-    assert sent.prompt.messages[0].parts == [TextPart("Hi")]
-    assert (sent.sampling.temperature, sent.sampling.max_tokens) == (0.5, None)
+    (request,) = stack.engine.requests
+    assert request.prompt.system == [TextPart("Be brief.")]
+    assert request.prompt.messages[0].parts == [TextPart("Hi")]
+    assert (request.sampling.temperature, request.sampling.max_tokens) == (0.5, None)
 
 
 def test_input_tokens_are_counted_as_they_are_billed_and_refused_as_a_turn_is(stack: Stack) -> None:
@@ -167,9 +167,9 @@ def test_a_custom_tool_is_called_with_a_text(stack: Stack) -> None:
     assert (call["type"], call["input"]) == ("custom_tool_call", "line 1\nline 2")
     output = {"type": "custom_tool_call_output", "call_id": "call_1", "output": "done"}
     asked(stack, input=[user("x"), call, output], tools=[PATCH])
-    sent = stack.engine.requests[-1].prompt
-    assert sent.tools[0].input_schema["required"] == ["input"]
-    assert sent.messages[1].parts == [ToolUsePart("call_1", "patch", {"input": "line 1\nline 2"})]
+    prompt = stack.engine.requests[-1].prompt
+    assert prompt.tools[0].input_schema["required"] == ["input"]
+    assert prompt.messages[1].parts == [ToolUsePart("call_1", "patch", {"input": "line 1\nline 2"})]
 
 
 @pytest.mark.parametrize(
@@ -255,10 +255,10 @@ def test_tools_of_a_namespace_have_names_of_their_own_and_map_back(stack: Stack)
     stack.engine.script = frames(ToolUseStart("call_1", "mcp__files__look_2"), *CALL[1:])
     tools = [LOOK, namespace, {"type": "web_search"}, taken]
     answer = asked(stack, tools=tools)
-    sent = stack.engine.requests[-1].prompt.tools
-    names = [tool.name for tool in sent]
+    definitions = stack.engine.requests[-1].prompt.tools
+    names = [tool.name for tool in definitions]
     assert names == ["look", "mcp__files__look_2", "mcp__files__patch", "mcp__files__look"]
-    assert sent[1].description == "Files."
+    assert definitions[1].description == "Files."
     (call,) = answer["output"]
     assert (call["name"], call["namespace"]) == ("look", "mcp__files")
     assert answer["tools"] == tools
@@ -294,9 +294,9 @@ def test_every_choice_of_tools_is_held(
 ) -> None:
     answer = asked(stack, tools=[LOOK, PATCH], tool_choice=choice, parallel_tool_calls=False)
     assert answer["tool_choice"] == choice
-    (sent,) = stack.engine.requests
-    assert sent.tool_choice == structs.replace(expected, parallel=False)
-    assert [tool.name for tool in sent.prompt.tools] == names
+    (request,) = stack.engine.requests
+    assert request.tool_choice == structs.replace(expected, parallel=False)
+    assert [tool.name for tool in request.prompt.tools] == names
 
 
 def test_the_answers_form(stack: Stack) -> None:
@@ -308,9 +308,9 @@ def test_the_answers_form(stack: Stack) -> None:
     )
     answer = stack.openai().responses.parse(model=MODEL, input="Hi", text_format=Place)
     assert answer.output_parsed == Place(where="here")
-    sent = stack.engine.requests[-1]
-    assert sent.output_schema is not None
-    assert sent.output_schema["properties"]["where"]["type"] == "string"
+    request = stack.engine.requests[-1]
+    assert request.output_schema is not None
+    assert request.output_schema["properties"]["where"]["type"] == "string"
     asked(stack, text={"format": {"type": "json_object"}})
     assert stack.engine.requests[-1].output_schema == {"type": "object"}
 
@@ -345,11 +345,11 @@ def test_what_agents_send_is_answered(stack: Stack) -> None:
     answer = asked(stack, **EVERYTHING)
     paths = [item["path"] for item in answer["holdfast"]["ignored"]]
     assert {"input[1].content[1]", "input[2]", "input[3]", "tools[1]"} <= set(paths)
-    (sent,) = stack.engine.requests
-    assert sent.prompt.system == [TextPart("Rules. " * 30)]
+    (request,) = stack.engine.requests
+    assert request.prompt.system == [TextPart("Rules. " * 30)]
     placeholder = "[image: PNG, not shown to this model]"
-    assert sent.prompt.messages[0].parts[1:] == [TextPart(placeholder), TextPart("a.txt\nhello")]
-    roles = [message.role for message in sent.prompt.messages]
+    assert request.prompt.messages[0].parts[1:] == [TextPart(placeholder), TextPart("a.txt\nhello")]
+    roles = [message.role for message in request.prompt.messages]
     assert roles[:3] == ["user", "assistant", "user"] and roles[-1] == "system"
 
 
@@ -454,11 +454,13 @@ def test_a_response_that_is_kept_is_gone_on_with(keeping: Stack) -> None:
     ) as stream:
         second = stream.get_final_response()
     assert second.previous_response_id == first.id
-    sent = keeping.engine.requests[-1]
-    assert texts_of(sent) == SPOKEN and not sent.prompt.system, "instructions are not carried on"
+    request = keeping.engine.requests[-1]
+    assert texts_of(request) == SPOKEN and not request.prompt.system, (
+        "instructions are not carried on"
+    )
     # What the first wrote, the second can find: all names of its prompt are the second's too.
     before = keeping.engine.requests[-2]
-    assert before.prompt.messages == sent.prompt.messages[:1]
+    assert before.prompt.messages == request.prompt.messages[:1]
     third = client.responses.create(model=MODEL, input="x", previous_response_id=second.id)
     assert texts_of(keeping.engine.requests[-1])[:3] == SPOKEN
     assert len(texts_of(keeping.engine.requests[-1])) == 5
@@ -576,14 +578,14 @@ def test_a_workspace_that_has_kept_all_it_may_is_told_its_bound_and_nothing_is_d
 ) -> None:
     with stacked(tmp_path, response_days=30, response_bytes=2000) as stack:
         client = stack.openai()
-        kept: list[str] = []
+        response_ids: list[str] = []
         with pytest.raises(openai.RateLimitError, match="limit of 2000 bytes of kept responses"):
             for _ in range(50):
-                kept.append(client.responses.create(model=MODEL, input="Hi").id)
+                response_ids.append(client.responses.create(model=MODEL, input="Hi").id)
         with pytest.raises(openai.RateLimitError, match="2000 bytes"):
             client.conversations.create()
         assert client.responses.create(model=MODEL, input="Hi", store=False).output_text
-        for response_id in kept:
+        for response_id in response_ids:
             client.responses.retrieve(response_id)
             client.responses.delete(response_id)
 
@@ -615,14 +617,14 @@ def test_no_other_workspace_sees_what_is_kept(keeping: Stack) -> None:
     admin = Admin(keeping.url, ADMIN_KEY)
     admin.workspace("other")
     key = admin.make_key("other")[1]
-    other = openai.OpenAI(base_url=f"{keeping.url}/v1", api_key=key, max_retries=0)
+    stranger = openai.OpenAI(base_url=f"{keeping.url}/v1", api_key=key, max_retries=0)
     with pytest.raises(openai.NotFoundError):
-        other.responses.retrieve(response.id)
+        stranger.responses.retrieve(response.id)
     with pytest.raises(openai.NotFoundError):
-        other.responses.delete(response.id)
+        stranger.responses.delete(response.id)
     for named in ({"previous_response_id": response.id}, {"conversation": talk.id}):
         with pytest.raises(openai.BadRequestError, match="not found"):
-            other.responses.create(model=MODEL, input="x", **named)
+            stranger.responses.create(model=MODEL, input="x", **named)
     assert keeping.openai().responses.retrieve(response.id).id == response.id
 
 

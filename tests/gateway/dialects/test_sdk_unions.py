@@ -290,10 +290,10 @@ toolResponse
 def parts() -> Iterator[dict[str, Any]]:
     """Parts of one kind each, with all that is said besides; and one of no kind."""
     for value in SAMPLER.values(google.Part):
-        rest = {name: field for name, field in value.items() if name not in KINDS}
-        yield rest
+        common = {name: field for name, field in value.items() if name not in KINDS}
+        yield common
         for name in KINDS & value.keys():
-            yield {**rest, name: value[name]}
+            yield {**common, name: value[name]}
 
 
 def in_gemini(part: dict[str, Any]) -> None:

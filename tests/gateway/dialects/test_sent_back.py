@@ -309,8 +309,8 @@ def test_unknown_fields_of_a_conversation_are_left_out_and_told(stack: Stack) ->
         *(f"messages[1].{name}" for name in said if name not in ("role", "content", "tool_calls")),
         *("tools[0].vendor", "tools[0].function.returns"),
     }
-    sent = stack.engine.requests[-1].prompt
-    assert input_seen(stack) == {} and [tool.name for tool in sent.tools] == ["look"]
+    prompt = stack.engine.requests[-1].prompt
+    assert input_seen(stack) == {} and [tool.name for tool in prompt.tools] == ["look"]
 
 
 def test_unknown_fields_of_messages_and_items_are_left_out_and_told(stack: Stack) -> None:
@@ -418,8 +418,8 @@ def test_a_response_that_a_resumed_session_doubles_is_left_out_and_told(stack: S
     assert response.status_code == 200, response.text
     [ignored] = response.json()["holdfast"]["ignored"]
     assert ignored["path"] == "contents[2].parts[2].functionResponse"
-    seen = [type(part) for part in stack.engine.requests[-1].prompt.messages[-1].parts]
-    assert seen == [protocol.ToolResultPart, protocol.TextPart]
+    kinds = [type(part) for part in stack.engine.requests[-1].prompt.messages[-1].parts]
+    assert kinds == [protocol.ToolResultPart, protocol.TextPart]
     unasked = {"functionResponse": {"id": "c2", "name": "look", "response": {"output": "Snow."}}}
     contents[-1]["parts"].append(unasked)
     response = stack.post(path, json={"contents": contents})

@@ -186,7 +186,7 @@ def test_no_answer_after_its_making_shows_a_key_or_its_digest(
 
 
 @pytest.mark.parametrize(
-    ("path", "sent", "named"),
+    ("path", "document", "named"),
     [
         ("workspaces", {}, ["id: field required"]),
         (
@@ -208,16 +208,16 @@ def test_no_answer_after_its_making_shows_a_key_or_its_digest(
     ],
 )
 def test_every_bad_field_is_named(
-    stack: Stack, keys: dict[str, str], path: str, sent: Any, named: list[str]
+    stack: Stack, keys: dict[str, str], path: str, document: Any, named: list[str]
 ) -> None:
-    error = Admin(stack.url).post(path, sent, status=400)["error"]
+    error = Admin(stack.url).post(path, document, status=400)["error"]
     assert error["type"] == "invalid_request_error"
     for name in named:
         assert name in error["message"]
 
 
 @pytest.mark.parametrize(
-    ("path", "sent"),
+    ("path", "document"),
     [
         ("workspaces/nobody", {}),
         ("workspaces/nobody/archive", None),
@@ -228,8 +228,8 @@ def test_every_bad_field_is_named(
         ("keys/%00/revoke", None),
     ],
 )
-def test_what_there_is_not_is_a_404(stack: Stack, path: str, sent: Any) -> None:
-    assert Admin(stack.url).post(path, sent, status=404)["error"]["type"] == "not_found_error"
+def test_what_there_is_not_is_a_404(stack: Stack, path: str, document: Any) -> None:
+    assert Admin(stack.url).post(path, document, status=404)["error"]["type"] == "not_found_error"
 
 
 def fuzzed(seed: random.Random) -> tuple[str, bytes]:

@@ -48,9 +48,9 @@ async def test_keys_take_turns_and_who_left_is_passed_over() -> None:
     order: list[str] = []
     crowd = [asyncio.create_task(begin(beginnings, "crowd", order)) for _ in range(NUM_REQUESTS)]
     await asyncio.sleep(0)
-    others = [asyncio.create_task(begin(beginnings, key, order)) for key in "abc"]
+    tasks = [asyncio.create_task(begin(beginnings, key, order)) for key in "abc"]
     crowd[BATCH + 2].cancel()
-    await asyncio.gather(*others)
+    await asyncio.gather(*tasks)
     assert len(order) <= 8 * BATCH and [key for key in order if key != "crowd"] == list("abc")
     await asyncio.gather(*crowd, return_exceptions=True)
     assert len(order) == NUM_REQUESTS + 2, "all but the one that was cancelled"
@@ -74,33 +74,35 @@ async def test_a_workspace_of_many_keys_has_as_many_turns_as_one_of_a_single_key
     assert len(order) == NUM_REQUESTS + NUM_STEPS
 
 
-async def ask_again_and_again(url: str, sent: bytes, answers: Any) -> None:
+async def ask_again_and_again(url: str, request: bytes, answers: Any) -> None:
     """On one connection; count the answers."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     while True:
-        writer.write(sent)
+        writer.write(request)
         head = await reader.readuntil(b"\r\n\r\n")
         length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
         await reader.readexactly(int(length))
         answers.value += 1
 
 
-def crowd_of(url: str, sent: bytes, answers: Any) -> None:
+def crowd_of(url: str, request: bytes, answers: Any) -> None:
     """Until the process is ended."""
 
     async def ask() -> None:
-        await asyncio.gather(*(ask_again_and_again(url, sent, answers) for _ in range(NUM_CROWD)))
+        await asyncio.gather(
+            *(ask_again_and_again(url, request, answers) for _ in range(NUM_CROWD))
+        )
 
     asyncio.run(ask())
 
 
-def answers_beside(url: str, sent: bytes, key: str) -> list[int]:
+def answers_beside(url: str, request: bytes, key: str) -> list[int]:
     """The answers that a crowd got during each of another key's turns. It has its own process:
     what it has still to read holds up no turn."""
     context = multiprocessing.get_context("spawn")
     answers = context.Value("q", 0, lock=False)
-    crowd = context.Process(target=crowd_of, args=(url, sent, answers), daemon=True)
+    crowd = context.Process(target=crowd_of, args=(url, request, answers), daemon=True)
     crowd.start()
     beside = []
     try:
@@ -122,8 +124,8 @@ def test_a_turn_passes_by_while_a_crowd_of_another_key_gets_few_answers(shared: 
     """Each step of the turn waited for an answer to every connection: 2,200 answers a turn."""
     admin = Admin(shared.url)
     crowd, victim = (admin.make_key("default")[1] for _ in range(2))
-    sent = f"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-api-key: {crowd}\r\n\r\n".encode()
-    beside = answers_beside(shared.url, sent, victim)
+    request = f"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-api-key: {crowd}\r\n\r\n".encode()
+    beside = answers_beside(shared.url, request, victim)
     # While the turn waits for its engine, the crowd is answered: more so on a busy machine.
     assert sorted(beside)[NUM_TURNS // 2] < 5 * NUM_CROWD, beside
 

@@ -328,10 +328,10 @@ def test_damaged_bodies_are_never_5xx_and_valid_requests_between_them_are_answer
                 endpoint.check_error(status, headers, raw)
                 num_refused += 1
             if place % VALID_EVERY == 0:
-                other = chosen[place // VALID_EVERY % len(chosen)]
-                status, _, raw = caller.post(other.path, json.dumps(other.body).encode())
+                neighbour = chosen[place // VALID_EVERY % len(chosen)]
+                status, _, raw = caller.post(neighbour.path, json.dumps(neighbour.body).encode())
                 assert status == 200, raw
-                other.check_answer(raw)
+                neighbour.check_answer(raw)
             if place == NUM_WARM_UP:
                 baseline = process.memory_info().rss
         growth = process.memory_info().rss - baseline

@@ -95,8 +95,8 @@ def test_two_keys_in_one_header_are_refused(stack: Stack, name: str) -> None:
     value = f"Bearer {API_KEY}" if name == "authorization" else API_KEY
     path = "/v1beta/models" if name == "x-goog-api-key" else "/v1/models"
     with httpx.Client(base_url=stack.url, timeout=120) as http:
-        for other, status in ((value, 200), (value + "x", 400)):
-            headers = [(name, value), (name, other), ("anthropic-version", "2023-06-01")]
+        for second_key, status in ((value, 200), (value + "x", 400)):
+            headers = [(name, value), (name, second_key), ("anthropic-version", "2023-06-01")]
             reply = http.get(path, headers=headers)
             assert reply.status_code == status, reply.text
     assert f"{name}: two different values" in reply.text
@@ -187,13 +187,13 @@ def refusal(at_ms: int, workspace: str) -> Refusal:
 
 
 def test_one_that_is_refused_all_day_hides_nobody_else_and_memory_is_bounded() -> None:
-    kept = Refusals()
-    kept.keep(refusal(0, "quiet"))
+    refusals = Refusals()
+    refusals.keep(refusal(0, "quiet"))
     for at_ms in range(1, 2 * MAX_OF_WORKSPACE):
-        kept.keep(refusal(at_ms, "loud"))
-    assert len(kept.newest("loud", None, 1000)) == MAX_OF_WORKSPACE
-    assert [entry.at_ms for entry in kept.newest("quiet", None, 10)] == [0]
+        refusals.keep(refusal(at_ms, "loud"))
+    assert len(refusals.newest("loud", None, 1000)) == MAX_OF_WORKSPACE
+    assert [entry.at_ms for entry in refusals.newest("quiet", None, 10)] == [0]
     for number in range(MAX_WORKSPACES + 5):
-        kept.keep(refusal(number, f"workspace-{number}"))
-    assert len(kept.newest(None, None, 100_000)) == MAX_WORKSPACES
-    assert kept.newest("workspace-0", None, 10) == kept.newest("quiet", None, 10) == []
+        refusals.keep(refusal(number, f"workspace-{number}"))
+    assert len(refusals.newest(None, None, 100_000)) == MAX_WORKSPACES
+    assert refusals.newest("workspace-0", None, 10) == refusals.newest("quiet", None, 10) == []

@@ -38,9 +38,9 @@ def hang_up(stack: Stack, request: dict[str, Any], after: bytes, behind: bytes) 
     is_later = behind.startswith(LATER)
     with connect(stack) as raw:
         raw.sendall(on_the_wire(request) + (b"" if is_later else behind))
-        seen = b""
-        while after not in seen:
-            seen += raw.recv(4096)
+        data = b""
+        while after not in data:
+            data += raw.recv(4096)
         if not after:
             eventually(lambda: stack.engine.running)
         if is_later:

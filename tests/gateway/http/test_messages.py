@@ -66,14 +66,14 @@ def test_stream_events_have_the_wires_frames_and_order(stack: Stack) -> None:
     reply = stack.post("/v1/messages", json=request)
     assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
     frames = [f for f in reply.text.split("\n\n") if f.startswith("event: ")]
-    seen = []
+    kinds = []
     for frame in frames:
         name, data = frame.split("\n", 1)
         event = msgspec.json.decode(data.removeprefix("data: "))
         assert event["type"] == name.removeprefix("event: ")
-        seen.append(event["type"].removeprefix("content_block_"))
+        kinds.append(event["type"].removeprefix("content_block_"))
     plain_block, delta = ["start", "delta", "stop"], ["start", "delta", "delta", "stop"]
-    assert seen == [
+    assert kinds == [
         "message_start",
         *["start", "ping", "delta", "delta", "delta", "stop"],
         *delta,

@@ -90,14 +90,16 @@ def _answer_to(connection: socket.socket, head: bytes) -> bytes:
 def test_one_key_that_holds_all_places_keeps_nobody_out(small: Stack) -> None:
     """16,500 connections of one valid key were `503 too many connections` for everybody."""
     admin = Admin(small.url)
-    held, other = (admin.make_key("default")[1] for _ in range(2))
+    first_key, second_key = (admin.make_key("default")[1] for _ in range(2))
     with ExitStack() as exits:
         for _ in range(3 * MOST):
             (raw,) = exits.enter_context(sockets(small.url, 1, "127.0.0.2"))
             # The key's own newest connections make way, and are told so or served.
-            assert _answer_to(raw, proving(held)).startswith((b"HTTP/1.1 200", b"HTTP/1.1 503"))
+            assert _answer_to(raw, proving(first_key)).startswith(
+                (b"HTTP/1.1 200", b"HTTP/1.1 503")
+            )
             (newcomer,) = exits.enter_context(sockets(small.url, 1, "127.0.0.3"))
-            assert _answer_to(newcomer, proving(other)).startswith(b"HTTP/1.1 200")
+            assert _answer_to(newcomer, proving(second_key)).startswith(b"HTTP/1.1 200")
             newcomer.close()
 
 
@@ -112,8 +114,8 @@ class Guest:
 
 def test_one_address_evicts_its_own_oldest_connection_without_a_valid_key_only() -> None:
     connections = Connections(most=10, most_of_address=2, part_of_holder=0.5)
-    proved, old, other, newcomer = guests = Guest(), Guest(), Guest(), Guest()
-    assert connections.enter(other, "2001:db8::1")
+    proved, old, neighbour, newcomer = guests = Guest(), Guest(), Guest(), Guest()
+    assert connections.enter(neighbour, "2001:db8::1")
     assert connections.enter(proved, "2001:db8:1::1")
     connections.prove(proved, "key")
     assert connections.enter(old, "2001:db8:1::2") and connections.enter(newcomer, "2001:db8:1::3")
@@ -145,7 +147,7 @@ def test_the_newest_of_the_key_that_has_the_most_makes_way_for_another_key() -> 
     connections = Connections(most=9, most_of_address=9, part_of_holder=0.5)
     many = proved_of(connections, "many", 4)
     few = proved_of(connections, "few", 2)
-    other = proved_of(connections, "other", 2)
+    second_pair = proved_of(connections, "other", 2)
     (newcomer,) = proved_of(connections, "new", 1)
     assert [guest.is_evicted for guest in many] == [False, False, False, True]
     (beyond,) = proved_of(connections, "new", 1)
@@ -153,7 +155,7 @@ def test_the_newest_of_the_key_that_has_the_most_makes_way_for_another_key() -> 
     # Each key has two, which is an equal part. A third one of the newcomer's is as one without.
     (third,) = proved_of(connections, "new", 1)
     assert connections.enter(Guest(), "10.0.0.4") and third.is_evicted
-    assert not any(guest.is_evicted for guest in [*many[:2], *few, *other, newcomer, beyond])
+    assert not any(guest.is_evicted for guest in [*many[:2], *few, *second_pair, newcomer, beyond])
 
 
 def test_connections_without_a_key_take_no_place_of_one_with_a_key() -> None:
@@ -261,8 +263,8 @@ def test_bodies_beyond_the_total_are_refused_before_they_are_read(small: Stack) 
     small.engine.wait_seconds = 20.0
     try:
         with small.http() as first, small.http() as second:
-            with first.stream("POST", "/v1/messages", json={**long, "stream": True}) as held:
-                assert held.status_code == 200
+            with first.stream("POST", "/v1/messages", json={**long, "stream": True}) as streamed:
+                assert streamed.status_code == 200
                 answer = second.post("/v1/messages", json=long)
                 assert answer.status_code == 529, answer.text
                 assert "too many bytes" in answer.text and answer.headers["retry-after"] == "2"

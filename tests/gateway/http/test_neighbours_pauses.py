@@ -60,16 +60,16 @@ def blocks_at_the_bound() -> bytes:
 def test_no_callback_keeps_the_loop_long_while_large_bodies_are_read(
     url: str, longest: Longest, path: str
 ) -> None:
-    sent = blocks_at_the_bound()
+    content = blocks_at_the_bound()
     if path.endswith("count_tokens"):
-        fields = msgspec.json.decode(sent)
+        fields = msgspec.json.decode(content)
         del fields["max_tokens"]
-        sent = msgspec.json.encode(fields)
+        content = msgspec.json.encode(fields)
     statuses: list[int] = []
 
     def send() -> None:
         headers = {**HEADERS, "content-type": "application/json"}
-        reply = httpx.post(url + path, content=sent, headers=headers, timeout=300)
+        reply = httpx.post(url + path, content=content, headers=headers, timeout=300)
         statuses.append(reply.status_code)
 
     send()  # what is imported or connected once
@@ -89,26 +89,26 @@ def test_no_callback_keeps_the_loop_long_while_large_bodies_are_read(
 
 @pytest.mark.parametrize("key", [API_KEY, ""], ids=["key", "no key"])
 @pytest.mark.parametrize(
-    "sent",
+    "content",
     [
         pytest.param(b"1\r\n \r\n" * 100_000, id="chunks of a byte"),
         pytest.param(b"x: y\r\n" * 100_000, id="headers"),
         pytest.param(b"0\r\n" + b"x: y\r\n" * 100_000, id="trailers"),
     ],
 )
-def test_no_callback_parses_long(url: str, longest: Longest, sent: bytes, key: str) -> None:
+def test_no_callback_parses_long(url: str, longest: Longest, content: bytes, key: str) -> None:
     """One read of chunks of a byte was parsed at once: 0.1 s, and eight of them one behind
     another."""
     host, port = url.removeprefix("http://").split(":")
     lines = ["POST /v1/messages HTTP/1.1", "host: x", f"x-api-key: {key}"]
     lines += ["content-type: application/json", "transfer-encoding: chunked"]
-    head = "\r\n".join(lines).encode() + (b"\r\n" if sent.startswith(b"x") else b"\r\n\r\n")
+    head = "\r\n".join(lines).encode() + (b"\r\n" if content.startswith(b"x") else b"\r\n\r\n")
     seconds: list[float] = []
     while len(seconds) < ROUNDS and not (seconds and min(seconds) < LONGEST_SECONDS):
         longest.reset()
         with socket.create_connection((host, int(port)), timeout=120) as raw:
             with suppress(ConnectionError):
-                raw.sendall(head + sent)
+                raw.sendall(head + content)
             with suppress(ConnectionError):
                 assert raw.recv(65536).startswith(b"HTTP/1.1 4")
         seconds.append(longest.seconds)

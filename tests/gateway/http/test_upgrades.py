@@ -22,12 +22,12 @@ def head(line: str, upgrade: str | None, *further: str, is_last: bool = False) -
     return "\r\n".join([*lines, "anthropic-version: 2023-06-01", *further, "", ""]).encode()
 
 
-def answers(url: str, *sent: bytes) -> bytes:
+def answers(url: str, *parts: bytes) -> bytes:
     """All that comes back until the gateway closes the connection."""
     host, port = url.removeprefix("http://").split(":")
     received = b""
     with socket.create_connection((host, int(port)), timeout=120) as client:
-        for part in sent:
+        for part in parts:
             client.sendall(part)
         while piece := client.recv(65536):
             received += piece
@@ -79,9 +79,11 @@ def test_turns_that_ask_for_another_protocol_are_served_however_they_are_cut(
 ) -> None:
     """As Java's default client asks. Another turn, and one that does not ask, come behind it."""
     settings = "http2-settings: AAMAAABkAAQAAP__"
-    sent = turn_of("one", "h2c", settings) + turn_of("two", "h2c", settings)
-    sent += turn_of("three", None, "connection: close")
-    received = answers(stack.url, *(sent[at : at + size] for at in range(0, len(sent), size)))
+    requests = turn_of("one", "h2c", settings) + turn_of("two", "h2c", settings)
+    requests += turn_of("three", None, "connection: close")
+    received = answers(
+        stack.url, *(requests[at : at + size] for at in range(0, len(requests), size))
+    )
     assert received.count(b"HTTP/1.1 200") == 3, received[:2000]
     said = [json.dumps(to_builtins(request.prompt)) for request in stack.engine.requests]
     assert ["one" in said[0], "two" in said[1], "three" in said[2]] == [True] * 3

@@ -92,11 +92,11 @@ def test_what_a_killed_gateway_acknowledged_is_in_its_journal(tmp_path: Path) ->
 
     async def check() -> None:
         journal = Journal(tmp_path).start()
-        kept = {turn.id: turn for turn in await journal.closed_turns(1_000_000)}
+        turns = {turn.id: turn for turn in await journal.closed_turns(1_000_000)}
         still_open = {turn.id for turn in await journal.open_turns()}
         await journal.stop()
-        assert opened <= kept.keys() | still_open
-        assert closed.items() <= {i: turn.output_tokens for i, turn in kept.items()}.items()
+        assert opened <= turns.keys() | still_open
+        assert closed.items() <= {i: turn.output_tokens for i, turn in turns.items()}.items()
         assert len(still_open) <= 8
 
     asyncio.run(check())

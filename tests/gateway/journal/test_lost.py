@@ -187,8 +187,8 @@ async def test_a_record_that_can_not_be_read_is_closed_by_the_counts_unless_the_
 async def test_counts_of_another_gateway_are_left_to_it_and_told_when_nobody_asks_for_them(
     tmp_path: Path, ledger_url: str
 ) -> None:
-    kept = [f"msg_{OTHER}{number:020x}" for number in range(14)]
-    engine = Named("one", *map(counted, kept))
+    foreign_ids = [f"msg_{OTHER}{number:020x}" for number in range(14)]
+    engine = Named("one", *map(counted, foreign_ids))
     gateway = Gateway(tmp_path, ledger_url, engine)
     await gateway.sweep()
     await gateway.sweep(UNCLAIMED_SECONDS - 1.0)

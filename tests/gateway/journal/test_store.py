@@ -141,8 +141,8 @@ def test_what_is_set_aside_keeps_its_bytes_until_it_is_found_and_a_close_brings_
         await journal.set_aside([turn.id], "again")
         assert (journal.backlog, journal.num_set_aside) == (0, 2)
         assert await journal.set_aside_turns() == await journal.set_aside_turns(LOST)
-        kept = {row.id: (row.reason, bool(row.record), bool(row.at)) for row in rows_in(tmp_path)}
-        assert kept == {turn.id: (LOST, True, True), late.id: (LOST, False, True)}
+        rows = {row.id: (row.reason, bool(row.record), bool(row.at)) for row in rows_in(tmp_path)}
+        assert rows == {turn.id: (LOST, True, True), late.id: (LOST, False, True)}
         await journal.close(late)
         assert [turn.id for turn in await journal.closed_turns(10)] == [late.id]
         await journal.found([turn.id])
@@ -248,10 +248,10 @@ def test_a_full_journal_refuses_new_turns_closes_the_open_ones_and_recovers(tmp_
         for turn in turns:
             await close(journal, turn)
         assert not await journal.open_turns()
-        kept = [turn.id for turn in await journal.closed_turns(100_000)]
-        assert len(kept) == len(set(kept)) == journal.backlog == count
+        turn_ids = [turn.id for turn in await journal.closed_turns(100_000)]
+        assert len(turn_ids) == len(set(turn_ids)) == journal.backlog == count
         assert MIB <= journal.num_bytes <= MIB + MIB // 8
-        await journal.forget(kept[: count // 2])
+        await journal.forget(turn_ids[: count // 2])
         assert journal.has_room
         await journal.open(record(journal, count))
 

@@ -20,11 +20,11 @@ async def test_counts_are_acknowledged_if_the_ledger_has_the_turn_and_else_it_is
 ) -> None:
     journal, ledger = Journal(tmp_path / "journal").start(), Ledger(ledger_url)
     stored, waiting, lost = (record(journal, number) for number in range(3))
-    other = "msg_0123456700000000"
+    foreign_id = "msg_0123456700000000"
     await ledger.insert_turns([stored])
     await journal.open(waiting)
     mine = [stored.id, f"{stored.id}.2", waiting.id, lost.id, f"{lost.id}.2"]
-    witness = Witness(*map(counts_of, [*mine, other]))
+    witness = Witness(*map(counts_of, [*mine, foreign_id]))
     reconciler = settling(journal, witness, known=ledger.known)
     for _ in range(3):
         await reconciler.step(is_sweep=True)

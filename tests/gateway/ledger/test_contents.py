@@ -78,9 +78,9 @@ async def test_responses_are_kept_as_long_as_workspace_or_installation_says(kept
     for workspace, days in (("a", 3), ("b", 30)):
         await kept.put(workspace, f"resp_new_{workspace}", days * DAY_MS - 1)
         await kept.put(workspace, f"resp_old_{workspace}", days * DAY_MS)
-    for workspace, other in ("ab", "ba"):
+    for workspace, neighbour in ("ab", "ba"):
         assert await kept.read(workspace, f"resp_new_{workspace}") == PLAIN
-        assert await kept.read(workspace, f"resp_new_{other}") is None
+        assert await kept.read(workspace, f"resp_new_{neighbour}") is None
         assert await kept.read(workspace, f"resp_old_{workspace}") is None
     await kept.contents.forget(NOW_MS)
     rows = await kept.ledger.rows(select(KeptResponseRow.turn_id))
@@ -124,10 +124,10 @@ async def test_a_cached_content_is_looked_at_without_its_body(ledger: Ledger) ->
         "before_cursor_execute",
         lambda *called: statements.append(str(called[2])),
     )
-    kept = CachedContents(ledger, MASTER, 10, 1 << 20)
+    contents = CachedContents(ledger, MASTER, 10, 1 << 20)
     with pytest.raises(NotFound):
-        await kept.get("a", "cachedContents/none", NOW)
+        await contents.get("a", "cachedContents/none", NOW)
     assert not any("body" in statement for statement in statements), statements
     with pytest.raises(NotFound):
-        await kept.with_body("a", "cachedContents/none", NOW)
+        await contents.with_body("a", "cachedContents/none", NOW)
     assert any("body" in statement for statement in statements)

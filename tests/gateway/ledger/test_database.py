@@ -125,13 +125,15 @@ def test_a_key_and_its_workspace_that_are_made_between_two_reads_break_no_refres
         def make_another(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
             if "FROM workspaces" in statement and not new_keys:
                 new_keys.append("new")
-                with sqlite3.connect(path, timeout=10) as other:
-                    other.execute("UPDATE watermarks SET value = value + 1 WHERE name = 'access'")
-                    other.execute(
+                with sqlite3.connect(path, timeout=10) as connection:
+                    connection.execute(
+                        "UPDATE watermarks SET value = value + 1 WHERE name = 'access'"
+                    )
+                    connection.execute(
                         "INSERT INTO workspaces (id, created_at) VALUES ('new', ?)",
                         (NOW.isoformat(" "),),
                     )
-                    other.execute(
+                    connection.execute(
                         "INSERT INTO api_keys (id, workspace_id, name, digest, created_at)"
                         " VALUES ('key_new', 'new', 'n', 'd', ?)",
                         (NOW.isoformat(" "),),

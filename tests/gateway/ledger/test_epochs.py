@@ -90,15 +90,15 @@ async def test_what_a_store_brought_back_is_held_and_the_rest_is_lost(ledger: Le
     assert leases.not_known == 0
 
 
-@pytest.mark.parametrize(("gap", "seen"), [(0.5, True), (30, False)])
+@pytest.mark.parametrize(("gap", "is_seen"), [(0.5, True), (30, False)])
 @pytest.mark.anyio
 async def test_an_end_that_no_gateway_saw_is_not_known(
-    ledger: Ledger, gap: float, seen: bool
+    ledger: Ledger, gap: float, is_seen: bool
 ) -> None:
     """A gateway that was down meanwhile can't say whether a lease had lived to its end."""
     await ledger.record_epochs([told("a", 0, 3, granted=2), told("b", 3 + gap, 4 + gap)])
     leases = await kept(ledger, {"engine-0": "b"})
-    assert (leases.lost, leases.not_known) == (({"restart": 2}, 0) if seen else ({}, 2))
+    assert (leases.lost, leases.not_known) == (({"restart": 2}, 0) if is_seen else ({}, 2))
     assert leases.expired == 0
 
 
@@ -211,8 +211,8 @@ async def test_the_time_of_a_token_is_a_gpus_only_where_the_engine_says_so(ledge
     assert told_gpu == {"gpu": True, "cpu": False, "unsaid": False}
     # An alias is the engine's only model; with two models it is neither.
     assert measured.of("gpu", "an alias") == times_of["gpu"]
-    other = told("b", 2, 3, engine="gpu", model="other", prefill_times=times)
-    await ledger.record_epochs([other])
+    second_model = told("b", 2, 3, engine="gpu", model="other", prefill_times=times)
+    await ledger.record_epochs([second_model])
     assert (await token_times(ledger, str)).of("gpu", "an alias") is None
 
 

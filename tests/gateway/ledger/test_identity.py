@@ -64,12 +64,12 @@ def engine_url() -> Iterator[str]:
 def test_a_ledger_that_is_deleted_while_the_gateway_runs_costs_no_turn(
     tmp_path: Path, engine_url: str
 ) -> None:
-    kept = tmp_path / "kept"
+    backup = tmp_path / "kept"
     with serve_gateway(tmp_path, engine_url) as url:
         before = ask(url, 2)
         eventually(lambda: backlog(url) == 0)
-        kept.mkdir()
-        move(tmp_path, kept)
+        backup.mkdir()
+        move(tmp_path, backup)
         after = ask(url, 10)
         eventually(lambda: health(url)[0] == 503)
         assert "another database" in health(url)[1]["ledger"]
@@ -80,25 +80,25 @@ def test_a_ledger_that_is_deleted_while_the_gateway_runs_costs_no_turn(
         eventually(lambda: backlog(url) == 0)
         assert health(url)[0] == 200
     assert rows(tmp_path / "ledger.db") == after
-    assert rows(kept / "ledger.db") == before
+    assert rows(backup / "ledger.db") == before
 
 
 def test_a_ledger_that_is_replaced_and_put_back_gets_every_turn(
     tmp_path: Path, engine_url: str
 ) -> None:
-    other, ledger, mine = tmp_path / "other", tmp_path / "ledger.db", tmp_path / "mine"
+    replaced, ledger, mine = tmp_path / "other", tmp_path / "ledger.db", tmp_path / "mine"
     mine.mkdir()
-    migrate(make_settings(other))
+    migrate(make_settings(replaced))
     with serve_gateway(tmp_path, engine_url) as url:
         turn_ids = ask(url, 1)
         eventually(lambda: backlog(url) == 0)
         move(tmp_path, mine)
-        move(other, tmp_path)
+        move(replaced, tmp_path)
         turn_ids |= ask(url, 3)
         eventually(lambda: health(url)[0] == 503)
         assert backlog(url) == 3
         assert rows(ledger) == set()
-        move(tmp_path, other)
+        move(tmp_path, replaced)
         move(mine, tmp_path)
         eventually(lambda: health(url)[0] == 200 and backlog(url) == 0)
     assert rows(ledger) == turn_ids

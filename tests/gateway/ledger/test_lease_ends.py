@@ -94,8 +94,8 @@ async def test_a_killed_engines_leases_are_not_known_then_lost_and_again(ledger:
     assert looks.not_known() == 0
     assert looks.counted() == NONE | {"expired": 1, "restart": 2}
     second = Looks(ledger)
-    (other,) = await second.look(5.5, "b")
-    assert other.cause == finding.cause
+    (second_finding,) = await second.look(5.5, "b")
+    assert second_finding.cause == finding.cause
     await ledger.record_epochs([told("c", 5.5, 6)])
     (finding,) = await looks.look(6, "c")
     assert finding.cause == "4 lost in a restart"

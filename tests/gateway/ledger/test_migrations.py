@@ -112,11 +112,11 @@ def test_reasons_of_before_are_told_apart_where_the_turns_are_there(
         return answer
 
     for of in ({}, {"engine": "engine-0"}):
-        kept = reasons(8, 12, **of)
-        assert (kept.misses, kept.parts, kept.mixed) == ({"cold": 2}, {"cold": 1}, {})
+        recent = reasons(8, 12, **of)
+        assert (recent.misses, recent.parts, recent.mixed) == ({"cold": 2}, {"cold": 1}, {})
         old = reasons(-2, 2, **of)
         assert (old.misses, old.parts, old.mixed) == ({}, {}, {"cold": 3})
-        assert old.marks == kept.marks == {}, "nobody told of markers"
+        assert old.marks == recent.marks == {}, "nobody told of markers"
 
 
 def test_models_of_prefixes_of_before_are_told_by_their_turns(settings: DatabaseSettings) -> None:

@@ -45,11 +45,11 @@ async def test_a_prefix_of_two_models_says_so_and_no_ttl_is_judged(
     assert alone.better_ttl_saves_nano
     await ledger.insert_turns([turn(3, second, cache_write_1h_tokens=2000)])
     for _ in range(2):
-        both = await only(ledger)
-        assert (both.models, both.requests, both.model) == (["m", "n"], 3, second)
-        assert both.saved_nano is not None
-        assert (both.better_ttl, both.better_ttl_saves_nano) == (None, None)
-        assert both.reads_to_pay_back is None
+        prefix = await only(ledger)
+        assert (prefix.models, prefix.requests, prefix.model) == (["m", "n"], 3, second)
+        assert prefix.saved_nano is not None
+        assert (prefix.better_ttl, prefix.better_ttl_saves_nano) == (None, None)
+        assert prefix.reads_to_pay_back is None
         for model in models:
             assert (await only(ledger, model=model)).models == ["m", "n"]
         await rebuild(ledger)

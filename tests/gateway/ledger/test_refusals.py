@@ -107,8 +107,8 @@ async def test_memory_is_bounded_and_what_is_beyond_is_counted_without_its_key(
     await counter.flush()
     refusals = await table.read(0, START_MS + DAY_MS, None, MAX_COUNTS + 2)
     assert refusals.requests == MAX_COUNTS + 500 and len(refusals.counts) == MAX_COUNTS + 1
-    (others,) = [row for row in refusals.counts if row.reason == OTHERS]
-    assert (others.requests, others.workspace, others.key) == (500, None, None)
+    (remainder,) = [row for row in refusals.counts if row.reason == OTHERS]
+    assert (remainder.requests, remainder.workspace, remainder.key) == (500, None, None)
 
 
 @pytest.mark.anyio

@@ -94,8 +94,8 @@ async def test_the_journal_tells_ended_rows_and_counts_those_that_the_ledger_has
         drain = Drain(journal, ledger.insert_turns, acknowledge, Metrics(), end_rows=end)
         row = ended(journal.instance, b"whole", 5)
         given_up = ended(journal.instance, b"", 3)
-        other = ended(journal.instance, b"late", 4)
-        assert given_up.row is not None and other.row is not None
+        foreign = ended(journal.instance, b"late", 4)
+        assert given_up.row is not None and foreign.row is not None
         given_up.row.result = given_up.row.status = None
         for record in (row, given_up):
             record.engine = "engine-0"
@@ -108,9 +108,9 @@ async def test_the_journal_tells_ended_rows_and_counts_those_that_the_ledger_has
         assert await journal.ended_rows() == set()
         assert sum((await journal.forgotten()).values()) == 1
         # What another gateway ended first is not counted here.
-        other.instance = "22222222"
-        await journal.open(other)
-        await journal.close(other)
+        foreign.instance = "22222222"
+        await journal.open(foreign)
+        await journal.close(foreign)
         while await drain.step():
             pass
         assert journal.backlog == 0

@@ -128,9 +128,9 @@ def test_a_body_in_another_ones_place_is_not_read() -> None:
     texts = Texts(MASTER).batch("b1")
     sealed = texts.sealed_params(1, plain(1))
     assert texts.opened_params(1, sealed) == plain(1)
-    for other, position in ((texts, 2), (Texts(MASTER).batch("b2"), 1)):
+    for reader, position in ((texts, 2), (Texts(MASTER).batch("b2"), 1)):
         with pytest.raises(NotFound):
-            other.opened_params(position, sealed)
+            reader.opened_params(position, sealed)
     with pytest.raises(NotFound):
         texts.opened_result(1, "succeeded", sealed)
     body = Texts(MASTER).sealed_content("w", "c1", plain(1))
@@ -141,14 +141,14 @@ def test_a_body_in_another_ones_place_is_not_read() -> None:
 
 @pytest.mark.anyio
 async def test_another_master_secret_is_told_and_seals_nothing(ledger: Ledger) -> None:
-    first, other = Sealing(ledger, MASTER), Sealing(ledger, SecretStr("another"))
+    first, second = Sealing(ledger, MASTER), Sealing(ledger, SecretStr("another"))
     await first.run(asyncio.Event())
     await fill(ledger)
     async with ledger.transaction() as connection:
         await connection.execute(text("INSERT INTO watermarks VALUES ('unsealed', 1)"))
     before = await num_plain(ledger)
-    await other.run(asyncio.Event())
-    assert other.problem is not None and "put the first one back" in other.problem
+    await second.run(asyncio.Event())
+    assert second.problem is not None and "put the first one back" in second.problem
     assert await num_plain(ledger) == before
     again = Sealing(ledger, MASTER)
     await again.run(asyncio.Event())

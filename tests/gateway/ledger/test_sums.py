@@ -162,7 +162,7 @@ def assert_sums(rows: dict[str, list[dict[str, Any]]], turns: list[TurnRecord]) 
                 sums[(*group, name)] += value
         rollups = of_kind(rows["turn_rollups"], by_engine, width)
         own_names = ("start_ms", *dimensions())
-        kept = (
+        stored = (
             {
                 (*(row[name] for name in own_names), measure): row[measure]
                 for row in rollups
@@ -171,7 +171,7 @@ def assert_sums(rows: dict[str, list[dict[str, Any]]], turns: list[TurnRecord]) 
             if turns
             else {}
         )
-        assert kept == dict(sums)
+        assert stored == dict(sums)
     assert_gaps(rows["prefixes"], turns)
     models: dict[tuple[Any, ...], set[str]] = {}
     for turn in turns:
@@ -270,15 +270,15 @@ def test_sums_are_those_of_the_turns_after_any_batches_in_any_order(
         await empty(ledger)
         for batch in [*batches, batches[0]]:
             await ledger.insert_turns(batch)
-        kept = await rows_of(ledger)
-        assert_sums(kept, first_of_each(batches))
+        rows = await rows_of(ledger)
+        assert_sums(rows, first_of_each(batches))
         async with ledger.transaction() as connection:
             for table in SUMS:
                 await connection.execute(delete(table))
         await rebuild(ledger)
-        assert await rows_of(ledger) == kept
+        assert await rows_of(ledger) == rows
         await rebuild(ledger)
-        assert await rows_of(ledger) == kept
+        assert await rows_of(ledger) == rows
 
     loop.run(with_ledger(ledger_url, check))
 
@@ -376,9 +376,9 @@ async def test_retention_deletes_turns_and_keeps_their_sums(ledger: Ledger) -> N
     series = await queries.series(everything, 86_400)
     assert sum(bucket.totals.requests for bucket in series.buckets) == 2400
     # Rebuilding does not forget what only the sums remember.
-    kept = (await rows_of(ledger))["turn_rollups"]
+    rollups = (await rows_of(ledger))["turn_rollups"]
     await rebuild(ledger)
-    assert (await rows_of(ledger))["turn_rollups"] == kept
+    assert (await rows_of(ledger))["turn_rollups"] == rollups
     again = await retain(ledger, ms(8), ms(2), ms(8))
     assert again.turns == 0 and again.rollups == 0
 
@@ -410,7 +410,7 @@ async def test_turns_arrive_while_others_are_deleted_and_summed_again(ledger: Le
 async def test_two_writers_of_the_same_prefixes_lose_nothing(
     ledger: Ledger, ledger_url: str
 ) -> None:
-    other = Ledger(ledger_url, 600.0)
+    second_ledger = Ledger(ledger_url, 600.0)
 
     async def insert(into: Ledger, first: int) -> None:
         for start in range(first, first + 200, 20):
@@ -422,12 +422,12 @@ async def test_two_writers_of_the_same_prefixes_lose_nothing(
 
     async with asyncio.TaskGroup() as group:
         group.create_task(insert(ledger, 0))
-        group.create_task(insert(other, 200))
-    kept = await rows_of(ledger)
-    assert sum(row["requests"] for row in kept["prefixes"]) == 400
+        group.create_task(insert(second_ledger, 200))
+    rows = await rows_of(ledger)
+    assert sum(row["requests"] for row in rows["prefixes"]) == 400
     await rebuild(ledger)
-    assert await rows_of(ledger) == kept
-    await other.close()
+    assert await rows_of(ledger) == rows
+    await second_ledger.close()
 
 
 @pytest.mark.anyio

@@ -40,9 +40,9 @@ def test_the_deepest_marked_prefix_has_one_name_in_both_dialects(stack: Stack) -
         ],
     )
     row = row_of(stack, first["id"])
-    other = row_of(stack, "msg_" + chat.id.removeprefix("chatcmpl-"))
+    chat_row = row_of(stack, "msg_" + chat.id.removeprefix("chatcmpl-"))
     assert (row["dialect"], row["prefix_ttl"]) == ("anthropic", "1h")
-    assert (other["dialect"], other["prefix_ttl"]) == ("openai", "5m")
+    assert (chat_row["dialect"], chat_row["prefix_ttl"]) == ("openai", "5m")
     (name,) = {n.digest for n in stack.engine.requests[0].names if n.segment == 0}
-    assert row["prefix"] == other["prefix"] == name and len(name) == 16
+    assert row["prefix"] == chat_row["prefix"] == name and len(name) == 16
     assert row_of(stack, plain["id"])["prefix"] is None

@@ -643,8 +643,8 @@ def test_vllms_names_tell_the_counts_of_the_ledger(served: Served) -> None:
         assert page.total("vllm:prefix_cache_hits_total") == hits > 0
         assert page.total("vllm:generation_tokens_total") == output > 0
         assert page.value("vllm:request_prompt_tokens_sum", model_name="synthetic") == sum(prompts)
-    both = {name for page in (served.gateway, served.engine) for name, _ in page.values}
-    assert both >= VLLM_BOARD
+    names = {name for page in (served.gateway, served.engine) for name, _ in page.values}
+    assert names >= VLLM_BOARD
     for name, page in (
         ("prompt_tokens_total", served.engine),
         ("e2e_request_latency_seconds_count", served.gateway),

@@ -28,14 +28,16 @@ def planned(
 
 def ideal(traffic: MadeTraffic) -> float:
     """All of a prompt that an earlier one had, of a cache that loses nothing."""
-    seen = set[int]()
+    prefix_ids = set[int]()
     read = 0
     total = 0
     for turn in made_up(traffic):
         total += turn.ends[-1]
-        known = [end for number, end in zip(turn.ids, turn.ends, strict=True) if number in seen]
+        known = [
+            end for number, end in zip(turn.ids, turn.ends, strict=True) if number in prefix_ids
+        ]
         read += max(known, default=0)
-        seen.update(turn.ids)
+        prefix_ids.update(turn.ids)
     return read / total
 
 

@@ -29,8 +29,8 @@ def test_the_common_length_is_that_of_comparing_one_by_one(
 def test_a_date_is_found_at_its_character() -> None:
     book = "A lease holds. " * 600
     earlier = prompt("x" * 99 + "Monday" + book, "Hello")
-    other = prompt("x" * 99 + "Sunday" + book, "Hello")
-    difference = first_difference(earlier, other)
+    later = prompt("x" * 99 + "Sunday" + book, "Hello")
+    difference = first_difference(earlier, later)
     assert difference is not None
     assert (difference.segment, difference.characters) == (0, 99)
     assert 0 < difference.share < 0.02

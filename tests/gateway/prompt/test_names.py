@@ -53,8 +53,8 @@ def test_texts_that_part_inside_a_segment_share_a_name_close_before(
 ) -> None:
     """At most 2,048 characters before, within the first 32,768."""
     first = name_prefixes(prompt("x" * alike + "y" * behind), "s")
-    other = name_prefixes(prompt("x" * alike + "z" * behind), "s")
-    shared = {n.digest for n in first} & {n.digest for n in other}
+    second = name_prefixes(prompt("x" * alike + "z" * behind), "s")
+    shared = {n.digest for n in first} & {n.digest for n in second}
     deepest = max((n.characters or 0 for n in first if n.digest in shared), default=0)
     assert (
         alike - (1024 if alike < 16_384 else 2048 if alike < 32_768 else 4096) <= deepest <= alike

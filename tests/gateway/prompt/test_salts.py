@@ -41,8 +41,8 @@ def test_a_salt_is_the_workspaces_own_and_not_the_clients_word() -> None:
 
 def test_nothing_is_said_of_prompts_with_other_salts() -> None:
     """Their names differ from the first on, and still nothing of them may have changed."""
-    other = compare(printed(planned("one")), printed(planned("two")))
-    assert other is not None and other.kind == "unavailable"
+    comparison = compare(printed(planned("one")), printed(planned("two")))
+    assert comparison is not None and comparison.kind == "unavailable"
     assert compare(printed(planned("one")), printed(planned("one"))) is None
 
 

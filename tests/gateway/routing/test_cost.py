@@ -89,11 +89,11 @@ def test_what_a_shared_store_has_counts_for_every_engine_less_than_what_is_at_ha
 
 def test_unknown_prefixes_spread_and_every_gateway_chooses_the_same() -> None:
     engines = [engine(number) for number in range(4)]
-    others = list(reversed([engine(number) for number in range(4)]))
+    in_reverse = list(reversed([engine(number) for number in range(4)]))
     chosen = Counter[int]()
     for number in range(200):
         here = place(prompt(f"p{number}"), engines, WEIGHTS, NOW).engine.seed
-        there = place(prompt(f"p{number}"), others, WEIGHTS, NOW).engine.seed
+        there = place(prompt(f"p{number}"), in_reverse, WEIGHTS, NOW).engine.seed
         assert here == there
         chosen[here] += 1
     assert len(chosen) == 4 and max(chosen.values()) < 100

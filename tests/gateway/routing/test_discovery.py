@@ -62,8 +62,8 @@ class FakeApi:
         parameters = parse_qs(scope["query_string"].decode())
         assert scope["path"] == PATH
         assert parameters["labelSelector"] == [f"kubernetes.io/service-name={self.service}"]
-        sent = dict(scope["headers"]).get(b"authorization", b"").decode()
-        if self.token and sent != f"Bearer {self.token}":
+        authorization = dict(scope["headers"]).get(b"authorization", b"").decode()
+        if self.token and authorization != f"Bearer {self.token}":
             return await self._answer(send, 401, {})
         if "watch" in parameters:
             return await self._watch(send, int(parameters["resourceVersion"][0]))

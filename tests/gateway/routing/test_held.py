@@ -82,12 +82,12 @@ class Model:
 
     def coverage(self, ends: Ends) -> Coverage:
         sized = list(zip(ends.digests, ends.lengths, strict=True))
-        held = max((size for name, size in sized if name in self.tier), default=0)
+        num_held = max((size for name, size in sized if name in self.tier), default=0)
         device = max((size for name, size in sized if self.tier.get(name) == "device"), default=0)
         leased = max((size for name, size in sized if name in self.leased), default=0)
         above = (size for name, size in sized if self.tier.get(name) in ("device", "host"))
         in_memory = max(above, default=0)
-        return Coverage(device, in_memory - device, leased, held - in_memory)
+        return Coverage(device, in_memory - device, leased, num_held - in_memory)
 
 
 @st.composite
@@ -175,8 +175,8 @@ def test_what_was_said_too_long_ago_is_not_believed() -> None:
 
 def test_a_lease_counts_until_the_engine_ends_it_whether_or_not_its_seconds_were_told() -> None:
     for seconds in (10.0, None):
-        held = chain_of(0, 3, num_leased=2, lease_seconds=seconds)
-        holdings = begun(Holdings(), held)
+        chain = chain_of(0, 3, num_leased=2, lease_seconds=seconds)
+        holdings = begun(Holdings(), chain)
         assert holdings.coverage(ends_of(0), 9.0) == Coverage(48, 0, 32)
         ended = LeaseEnded(seq=2, entry="e", names=["0.0", "0.1"], reason="expired")
         assert holdings.apply(ended, 11.0)
@@ -203,9 +203,9 @@ def test_a_full_index_takes_no_more_bytes_than_it_may_and_what_is_forgotten_is_c
     assert index.num_forgotten == sum(counted) >= number_of_names
     assert taken <= number_of_names * BYTES_PER_NAME
     assert sum(h.num_forgotten for h in holders) >= index.num_forgotten
-    every = {digest: held for shard in index._shards for digest, held in shard.items()}
+    every = {digest: bits for shard in index._shards for digest, bits in shard.items()}
     for holdings in holders:
-        assert len(holdings) == sum(held >> 8 + holdings.slot & 1 for held in every.values())
+        assert len(holdings) == sum(bits >> 8 + holdings.slot & 1 for bits in every.values())
 
 
 @settings(max_examples=200, deadline=None)
@@ -228,8 +228,8 @@ def test_bisection_finds_what_looking_at_every_name_finds(depths: list[int], num
 
 def test_where_entries_alone_are_held_every_name_is_looked_at() -> None:
     index, num = PrefixIndex(), 400
-    held = ChainHeld(seq=1, names=[HeldName("77", 78), HeldName("301", 302)])
-    holdings = begun(Holdings(index), held)
+    chain = ChainHeld(seq=1, names=[HeldName("77", 78), HeldName("301", 302)])
+    holdings = begun(Holdings(index), chain)
     ends = Ends([f"{n}" for n in range(num)], [n + 1 for n in range(num)])
     assert num - NEAR_NAMES > 301
     index.has_gaps = True

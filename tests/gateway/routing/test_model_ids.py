@@ -70,10 +70,10 @@ def two(first: ScriptedEngine, second: ScriptedEngine) -> Iterator[tuple[str, st
 
 def test_an_added_engine_of_another_model_answers_under_its_own_id_only(tmp_path: Path) -> None:
     with (
-        two(engine_of("ours"), engine_of("other", model="big", context=9_000)) as (ours, other),
+        two(engine_of("ours"), engine_of("other", model="big", context=9_000)) as (ours, theirs),
         serve_gateway(tmp_path, ours, models=None) as url,
     ):
-        added = Admin(url).post("engines", {"url": other})
+        added = Admin(url).post("engines", {"url": theirs})
         assert added["ids"] == ["big"]
         assert added["notes"] == ["it has another model than tiny, and answers only to big"]
         assert answers(url, "tiny") == {"ours": 8}
@@ -93,10 +93,10 @@ def test_an_added_engine_of_another_model_of_one_name_is_refused(
     tmp_path: Path, identity: ModelIdentity, words: str
 ) -> None:
     with (
-        two(engine_of("ours"), engine_of("other", identity=identity, context=9)) as (ours, other),
+        two(engine_of("ours"), engine_of("other", identity=identity, context=9)) as (ours, theirs),
         serve_gateway(tmp_path, ours, models=None) as url,
     ):
-        refusal = Admin(url).post("engines", {"url": other}, status=400)["error"]["message"]
+        refusal = Admin(url).post("engines", {"url": theirs}, status=400)["error"]["message"]
         assert "it has another model than `tiny` here" in refusal and words in refusal
         assert [*statuses(url)] == ["engine-0"]
         assert answers(url, "tiny") == {"ours": 8}
@@ -158,14 +158,14 @@ def test_an_engine_that_comes_back_under_another_name_leaves_the_old_one(tmp_pat
 
 
 def test_ids_stay_over_a_restart_of_the_gateway(tmp_path: Path) -> None:
-    with two(engine_of("ours"), engine_of("other", identity=OTHER)) as (ours, other):
+    with two(engine_of("ours"), engine_of("other", identity=OTHER)) as (ours, theirs):
         with serve_gateway(tmp_path, ours, models=None) as url:
             assert said(url) == "ours"
             eventually(lambda: Admin(url).get("model-ids") != [])
-        with serve_gateway(tmp_path, other, models=None, queue_seconds=0) as url:
+        with serve_gateway(tmp_path, theirs, models=None, queue_seconds=0) as url:
             assert statuses(url) == {"engine-0": "refused"}
             assert said(url) == "529", "it is known, and its engine may come"
-        with serve_gateway(tmp_path, other, ours, models=None) as url:
+        with serve_gateway(tmp_path, theirs, ours, models=None) as url:
             assert statuses(url) == {"engine-0": "refused", "engine-1": "ready"}
             assert answers(url, "tiny") == {"ours": 8}
 
@@ -175,10 +175,10 @@ def test_an_alias_and_claude_ids_stay_with_the_model_that_was_served_first(tmp_p
     table.write_text(ALIAS, "utf-8")
     changes: dict[str, Any] = {"models": table, "claude_alias": True, "queue_seconds": 0}
     big = engine_of("other", model="big", identity=OTHER, context=9)
-    with two(engine_of("ours"), big) as (ours, other):
+    with two(engine_of("ours"), big) as (ours, theirs):
         with serve_gateway(tmp_path, ours, **changes) as url:
             assert {said(url, model) for model in ("house", "claude-sonnet-5")} == {"ours"}
-        with serve_gateway(tmp_path, other, ours, **changes) as url:
+        with serve_gateway(tmp_path, theirs, ours, **changes) as url:
             for model in ("house", "claude-sonnet-5"):
                 assert answers(url, model) == {"ours": 8}
             assert contexts(url) == {"house": 100_000, "big": 9, "tiny": 100_000}
@@ -219,12 +219,12 @@ def test_a_found_engine_of_another_model_is_seen_and_gets_no_turn(tmp_path: Path
     with ExitStack() as stack:
         address = stack.enter_context(serve(api))
         ours = stack.enter_context(serve(engine_of("ours")))
-        other = stack.enter_context(serve(engine_of("other", identity=OTHER)))
+        theirs = stack.enter_context(serve(engine_of("other", identity=OTHER)))
         entry = f"kubernetes://prod/engines?api={address}"
         url = stack.enter_context(serve_gateway(tmp_path, engines=(entry,), models=None))
         api.put("a", ours, **pod("pod-a"))
         eventually(lambda: statuses(url) == {"pod-a": "ready"})
-        api.put("b", other, **pod("pod-b"))
+        api.put("b", theirs, **pod("pod-b"))
         eventually(lambda: statuses(url) == {"pod-a": "ready", "pod-b": "refused"})
         assert answers(url, "tiny") == {"ours": 8}
         api.put("b")
@@ -233,8 +233,8 @@ def test_a_found_engine_of_another_model_is_seen_and_gets_no_turn(tmp_path: Path
 
 def test_an_operator_gives_an_id_to_another_model(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"models": None, "queue_seconds": 0}
-    with two(engine_of("ours"), engine_of("other", identity=OTHER)) as (ours, other):
-        with serve_gateway(tmp_path, ours, other, **changes) as url:
+    with two(engine_of("ours"), engine_of("other", identity=OTHER)) as (ours, theirs):
+        with serve_gateway(tmp_path, ours, theirs, **changes) as url:
             eventually(lambda: {*statuses(url).values()} == {"ready", "refused"})
             refused = next(name for name, status in statuses(url).items() if status == "refused")
             engine = Admin(url).post(f"engines/{refused}/give-id", {})
@@ -242,7 +242,7 @@ def test_an_operator_gives_an_id_to_another_model(tmp_path: Path) -> None:
             assert {*statuses(url).values()} == {"ready", "refused"}
             assert statuses(url)[refused] == "ready"
             (winner,) = answers(url, "tiny")
-        with serve_gateway(tmp_path, ours, other, **changes) as url:
+        with serve_gateway(tmp_path, ours, theirs, **changes) as url:
             assert answers(url, "tiny") == {winner: 8}
             (row,) = [row for row in Admin(url).get("model-ids") if row["id"] == "tiny"]
             weights = OURS.weights if winner == "ours" else OTHER.weights
@@ -251,10 +251,10 @@ def test_an_operator_gives_an_id_to_another_model(tmp_path: Path) -> None:
 
 def test_an_engine_may_be_added_with_the_id_of_another_model(tmp_path: Path) -> None:
     with (
-        two(engine_of("ours"), engine_of("other", identity=OTHER)) as (ours, other),
+        two(engine_of("ours"), engine_of("other", identity=OTHER)) as (ours, theirs),
         serve_gateway(tmp_path, ours, models=None) as url,
     ):
-        assert Admin(url).post("engines", {"url": other, "gives_id": True})["ids"] == ["tiny"]
+        assert Admin(url).post("engines", {"url": theirs, "gives_id": True})["ids"] == ["tiny"]
         eventually(lambda: statuses(url)["engine-0"] == "refused")
         assert answers(url, "tiny") == {"other": 8}
 
@@ -351,7 +351,7 @@ def test_what_is_admitted_never_contradicts_what_was_said_before(
 
 
 @pytest.mark.parametrize(
-    ("name", "other", "identity", "is_same"),
+    ("name", "other_name", "identity", "is_same"),
     [
         ("org/tiny", "tiny", ModelIdentity(), True),
         ("org/tiny", "more/tiny", ModelIdentity(), False),
@@ -360,11 +360,11 @@ def test_what_is_admitted_never_contradicts_what_was_said_before(
     ],
 )
 def test_full_names_count_where_no_weights_are_known(
-    name: str, other: str, identity: ModelIdentity, is_same: bool
+    name: str, other_name: str, identity: ModelIdentity, is_same: bool
 ) -> None:
     ids = ModelIds(None, lambda: START)
     ids.admit(described(name, identity))
-    assert (differences_of(ids.known["tiny"], described(other, identity)) == []) is is_same
+    assert (differences_of(ids.known["tiny"], described(other_name, identity)) == []) is is_same
     assert united(ModelIdentity(), OURS) == united(OURS, ModelIdentity()) == OURS
 
 
@@ -385,16 +385,16 @@ def test_before_any_engine_has_said_what_it_has_clients_are_told_to_come_again(
 def test_claude_ids_mean_the_model_that_the_setting_names(tmp_path: Path) -> None:
     """Whatever was served first."""
     big = engine_of("other", model="big", identity=OTHER)
-    with two(engine_of("ours"), big) as (ours, other):
+    with two(engine_of("ours"), big) as (ours, theirs):
         changes: dict[str, Any] = {"models": None, "queue_seconds": 0}
         with serve_gateway(tmp_path, ours, **changes) as url:
             assert said(url, "claude-sonnet-5") == "404"
             assert DEFAULT_ID not in {row["id"] for row in Admin(url).get("model-ids")}
-        with serve_gateway(tmp_path, ours, other, claude_alias="big", **changes) as url:
+        with serve_gateway(tmp_path, ours, theirs, claude_alias="big", **changes) as url:
             assert answers(url, "claude-sonnet-5") == {"other": 8}
             reply = httpx.get(f"{url}/v1/models/claude-sonnet-5", headers=HEADERS, timeout=60)
             assert reply.json()["display_name"] == "claude-sonnet-5 (alias of big)"
-        with serve_gateway(tmp_path, ours, other, claude_alias=True, **changes) as url:
+        with serve_gateway(tmp_path, ours, theirs, claude_alias=True, **changes) as url:
             (words,) = answers(url, "claude-sonnet-5")
             default = next(r for r in Admin(url).get("model-ids") if r["id"] == DEFAULT_ID)
             assert default["engine_model"] == ("big" if words == "other" else "tiny")

@@ -76,7 +76,7 @@ def test_a_short_snapshot_is_one_frame_and_a_long_line_of_another_kind_is_read_t
         snapshot = snapshot_of(num_chains)
         line = msgspec.json.encode(snapshot)
         assert len(line) < WHOLE_BYTES and list(frames_of(line)) == [snapshot]
-    held = ChainHeld(seq=3, names=[HeldName(f"{n:016x}", n + 1) for n in range(4000)])
-    assert list(frames_of(msgspec.json.encode(held))) == [held]
+    chain = ChainHeld(seq=3, names=[HeldName(f"{n:016x}", n + 1) for n in range(4000)])
+    assert list(frames_of(msgspec.json.encode(chain))) == [chain]
     with pytest.raises(msgspec.MsgspecError):
         list(frames_of(b'{"type":"snapshot","seq":1}' + b" " * WHOLE_BYTES))

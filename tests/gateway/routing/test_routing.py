@@ -77,8 +77,8 @@ def test_a_key_or_else_the_first_segment_decides_and_a_key_counts_within_its_wor
     assert len({choose(ask(f"prompt {i}"), ENGINES).url for i in many}) > 1
     assert len({choose(ask("one prompt"), ENGINES).url for _ in range(8)}) == 1
     [url] = {choose(ask(f"prompt {i}", key="k"), ENGINES).url for i in many}
-    rest = [engine for engine in ENGINES if engine.url != url]
-    assert len({choose(ask(f"prompt {i}", key="k"), rest).url for i in many}) == 1
+    remaining = [engine for engine in ENGINES if engine.url != url]
+    assert len({choose(ask(f"prompt {i}", key="k"), remaining).url for i in many}) == 1
     assert len({choose(ask("p", key="k", scope=f"scope {i}"), ENGINES).url for i in many}) > 1
 
 

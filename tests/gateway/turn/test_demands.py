@@ -153,8 +153,8 @@ def test_a_choice_of_tools_that_no_grammar_holds_is_told_by_its_own_path(stack: 
     """Beside a strict tool whose name is another one: each has its own path and reason."""
     allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "look"}}]}
     choice = {"type": "allowed_tools", "allowed_tools": allowed}
-    other = {"type": "function", "function": {"name": "other", "parameters": {}, "strict": True}}
-    fields = {"tools": [LOOK, other], "tool_choice": choice}
+    unheld = {"type": "function", "function": {"name": "other", "parameters": {}, "strict": True}}
+    fields = {"tools": [LOOK, unheld], "tool_choice": choice}
     assert told(chat(stack, **fields)) == []
     stack.engine.unheld = [UnheldTool(ALLOWED_TOOLS, "its grammar is too much")]
     expected = ("tool_choice", "its grammar is too much")

@@ -292,8 +292,8 @@ def test_the_breaker_opens_lets_a_probe_through_and_closes_for_a_new_process(pai
     pair.first.breaks_early = True
     for number in range(FAILURES):
         assert pair.ask_until(pair.first, f"breaks {number}").status_code == 200
-    seen = pair.engine("engine-0")
-    assert seen["times_opened"] == 1 and seen["breaker"] in ("open", "half_open")
+    state = pair.engine("engine-0")
+    assert state["times_opened"] == 1 and state["breaker"] in ("open", "half_open")
     assert pair.metric('holdfast_gateway_engine_breaker{engine="engine-0"}') > 0
     pair.first.breaks_early = False
 

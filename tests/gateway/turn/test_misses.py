@@ -65,10 +65,10 @@ def answer(
     )
 
 
-def known(*held: tuple[int, str, str]) -> LastHolders:
+def known(*holdings: tuple[int, str, str]) -> LastHolders:
     """Segments whose prefixes stood on an engine of epoch `e1`, for a model."""
     holders = LastHolders({"one": "e1", "two": "e1"}.get)
-    for segment, engine, model in held:
+    for segment, engine, model in holdings:
         name = next(n for n in PLAN.names if n.segment == segment and n.characters is None)
         report = BreakpointReport(segment=segment, state="leased", expires_in_seconds=300.0)
         started = msgspec.structs.replace(answer(None, None, None), breakpoints=[report])

@@ -163,8 +163,8 @@ def test_a_retry_at_another_engine_is_a_second_call_of_one_trace(
     first, second = ScriptedEngine(breaks_early=True), ScriptedEngine()
     with (
         serve(first) as first_url,
-        serve(second) as other,
-        gateway(monkeypatch, tmp_path, collector.url, first_url, other) as url,
+        serve(second) as second_url,
+        gateway(monkeypatch, tmp_path, collector.url, first_url, second_url) as url,
     ):
         for number in range(60):
             trace = os.urandom(16).hex()

@@ -121,12 +121,12 @@ def test_what_stands_behind_an_image_moves_by_its_tokens(seeing: Preparer) -> No
         keys[:first] == whole[:first] and keys[first + 9 : second + 8] == tokens[first + 1 : second]
     )
     assert min(keys[first : first + 9]) >= 1 << 31
-    others = array("I", keys_of(expanded, [image(4), second_image])).tolist()
+    other_keys = array("I", keys_of(expanded, [image(4), second_image])).tolist()
     assert all(
         key != other_key
-        for key, other_key in zip(keys[first:][:9], others[first:][:9], strict=True)
+        for key, other_key in zip(keys[first:][:9], other_keys[first:][:9], strict=True)
     )
-    assert others[second + 8 :] == keys[second + 8 :]
+    assert other_keys[second + 8 :] == keys[second + 8 :]
     for wrong in (
         Expanded(whole, [(first + 1, 9), (second + 8, 5)], places),
         Expanded([*whole, 3], expanded.spans, places),
@@ -139,16 +139,21 @@ def test_what_stands_behind_an_image_moves_by_its_tokens(seeing: Preparer) -> No
 
 def test_a_token_that_was_joined_with_an_image_is_the_image() -> None:
     """As Gemma 3's processor does with line breaks: 1 is one, 2 two of them, 3 three, 4 four."""
-    seen = [2, 90, 7, 7, 91, 2]
+    token_ids = [2, 90, 7, 7, 91, 2]
     for rendered, whole, spans, ends in (
         # Text, break, image, break, text.
-        ([5, 1, 90, 1, 6], [5, 3, *seen[1:5], 3, 6], [(1, 6)], [1, 1, 6, 7, 8]),
+        ([5, 1, 90, 1, 6], [5, 3, *token_ids[1:5], 3, 6], [(1, 6)], [1, 1, 6, 7, 8]),
         # One image behind the other: the breaks between them are one token.
-        ([5, 90, 90, 6], [5, *seen[:5], 4, *seen[1:], 6], [(1, 6), (6, 6)], [1, 7, 12, 13]),
+        (
+            [5, 90, 90, 6],
+            [5, *token_ids[:5], 4, *token_ids[1:], 6],
+            [(1, 6), (6, 6)],
+            [1, 7, 12, 13],
+        ),
         # Only behind, and only in front.
-        ([90, 1, 5], [*seen[:5], 3, 5], [(0, 6)], [5, 6, 7]),
-        ([1, 90, 5], [3, *seen[1:], 5], [(0, 6)], [0, 6, 7]),
-        ([5, 90, 6], [5, *seen, 6], [(1, 6)], [1, 7, 8]),
+        ([90, 1, 5], [*token_ids[:5], 3, 5], [(0, 6)], [5, 6, 7]),
+        ([1, 90, 5], [3, *token_ids[1:], 5], [(0, 6)], [0, 6, 7]),
+        ([5, 90, 6], [5, *token_ids, 6], [(1, 6)], [1, 7, 8]),
     ):
         places = [at for at, token in enumerate(rendered) if token == 90]
         expanded = Expanded([*whole], spans, places)
@@ -161,7 +166,9 @@ def test_a_token_that_was_joined_with_an_image_is_the_image() -> None:
                     Widening(changed, expanded)
     # Where the token is another one, so are the image's keys.
     images = [image(1)]
-    first, second = (keys_of(Expanded([*seen[:5], last], [(0, 6)], [0]), images) for last in (2, 3))
+    first, second = (
+        keys_of(Expanded([*token_ids[:5], last], [(0, 6)], [0]), images) for last in (2, 3)
+    )
     assert first[:20] == second[:20] and first[20:] != second[20:]
 
 

@@ -98,13 +98,13 @@ async def test_scopes_take_turns_whatever_one_of_them_has_waiting() -> None:
 
 async def test_one_scope_never_has_the_last_worker() -> None:
     bench = Bench(3)
-    held = await bench.send(*"a" * 10)
+    tasks = await bench.send(*"a" * 10)
     assert bench.log == ["a", "a"]
     await bench.ask("b")
     assert bench.log == ["a", "a", "b"]
-    assert not any(task.done() for task in held)
+    assert not any(task.done() for task in tasks)
     bench.open()
-    await asyncio.gather(*held)
+    await asyncio.gather(*tasks)
     assert len(bench.workers) == 3
 
 
@@ -119,13 +119,13 @@ async def test_nobody_waits_for_a_start_where_a_worker_is_free_before_it() -> No
     await asyncio.wait_for(asyncio.gather(first, second, third), 60)
     assert bench.log == ["a", "a", "a"]
     bench.gates["a"].clear()
-    held = await bench.send("a", "a")
+    tasks = await bench.send("a", "a")
     assert bench.log == ["a"] * 4
     bench.starts.set()
     await bench.send()
     assert bench.log == ["a"] * 5, "the started one is there for the next"
     bench.open()
-    await asyncio.gather(*held)
+    await asyncio.gather(*tasks)
 
 
 @pytest.mark.parametrize("more", ["broken", "costly", "held"])
@@ -162,21 +162,21 @@ async def test_a_request_that_is_cancelled_as_it_gets_its_worker_gives_it_back()
 
 async def test_a_scope_has_a_bound_of_what_waits_and_others_are_not_under_it() -> None:
     bench = Bench(1, 2)
-    held = await bench.send(*"aaa")
+    tasks = await bench.send(*"aaa")
     with pytest.raises(Overloaded):
         await bench.ask("a")
-    held += await bench.send("b")
+    tasks += await bench.send("b")
     bench.open()
-    await asyncio.gather(*held)
+    await asyncio.gather(*tasks)
 
 
 async def test_who_waits_too_long_is_refused_as_overloaded() -> None:
     bench = Bench(1, 10, 0.05)
-    (held,) = await bench.send("a")
+    (tasks,) = await bench.send("a")
     with pytest.raises(Overloaded):
         await bench.ask("b")
     bench.open("a")
-    await held
+    await tasks
     await bench.ask("b")
 
 

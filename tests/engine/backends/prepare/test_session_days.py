@@ -123,8 +123,8 @@ async def test_a_session_keeps_its_day_until_its_lease_ends_on_any_worker(model:
         await running.ask("Where is it?", breakpoints=[point])
         running.today = OLD
         await running.backend.advance_clock(4 * HOUR)
-        other = await running.ask("What else?", breakpoints=[point])
-        assert other.usage.cache_read_tokens > 0 and await running.days() == 1
+        next_day = await running.ask("What else?", breakpoints=[point])
+        assert next_day.usage.cache_read_tokens > 0 and await running.days() == 1
 
 
 async def test_segments_that_end_within_a_token_are_told_where_they_are_marked(model: Path) -> None:

@@ -177,17 +177,17 @@ async def test_long_requests_of_fresh_scopes_never_hold_the_last_worker() -> Non
     """They compile nothing, and no scope was slow yet: two of them held all workers."""
     long = WORDS * 200_000
     async with backend() as engine:
-        held = [
+        tasks = [
             asyncio.create_task(engine.count(CountRequest(letter * 32, prompt(long))))
             for letter in "cdefghij"
         ]
         await asyncio.sleep(0.1)
         for _ in range(5):
             await engine.count(counting("hello"))
-            assert not any(task.done() for task in held)
-        for task in held:
+            assert not any(task.done() for task in tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.wait(held)
+        await asyncio.wait(tasks)
         await finish(engine, request())
 
 
@@ -263,10 +263,10 @@ def test_clients_that_leave_while_a_worker_starts_do_not_start_it_again_and_agai
 
 
 async def test_a_backend_that_stops_while_a_worker_starts_leaves_no_process() -> None:
-    others = set(children())
+    before = set(children())
     async with backend() as engine:
         opening = asyncio.ensure_future(engine.open(request()))
-        await until(lambda: set(children()) > others)
+        await until(lambda: set(children()) > before)
         opening.cancel()
     await asyncio.gather(opening, return_exceptions=True)
-    assert set(children()) <= others
+    assert set(children()) <= before

@@ -86,9 +86,11 @@ def test_calls_and_thoughts_are_the_servers(engine: Engine, script: Script) -> N
     inputs = [delta.partial_json for delta in deltas if isinstance(delta, ToolInputDelta)]
     assert "".join(inputs) == '{"colour": "blue"}'
     assert answer.finished[0].reason == "tool_use"
-    sent = next(seen.body for seen in reversed(script.seen) if "chat" in seen.path)["messages"]
-    assert sent[0] == {"role": "system", "content": "One.\n\nTwo."}
-    assert sent[2]["tool_calls"][0]["function"] == {
+    messages = next(request.body for request in reversed(script.seen) if "chat" in request.path)[
+        "messages"
+    ]
+    assert messages[0] == {"role": "system", "content": "One.\n\nTwo."}
+    assert messages[2]["tool_calls"][0]["function"] == {
         "name": "paint",
         "arguments": '{"colour": "red"}',
     }

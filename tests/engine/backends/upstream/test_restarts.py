@@ -38,8 +38,8 @@ def test_a_server_that_was_started_anew_begins_an_epoch_with_nothing_held() -> N
         again = engine.ask(conversation, scope, 0)
         assert again.usage.cache_read_tokens == 0
         assert again.usage.cache_write_5m_tokens == first.usage.cache_write_5m_tokens
-        kept = engine.get("unacknowledged", list[FinalCounts])
-        epochs = [counts.epoch for counts in kept if counts.scope == scope]
+        finals = engine.get("unacknowledged", list[FinalCounts])
+        epochs = [counts.epoch for counts in finals if counts.scope == scope]
         assert epochs == [before, epoch_of(engine)], "final counts outlive the server"
         assert (
             engine.ask(conversation, scope, 0).usage.cache_read_tokens
@@ -57,8 +57,8 @@ def test_while_the_server_is_away_the_engine_says_so_and_then_goes_on() -> None:
             stream.start()
             script.is_down = True
             wait_until(lambda: epoch_of(engine) is None)
-            rest = stream.rest()
-            assert rest.finished[0].reason == "failed"
+            answer = stream.rest()
+            assert answer.finished[0].reason == "failed"
         refused = engine.client.post("/v1/generate", content=b"{}")
         assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
         wait_until(lambda: engine.client.get("/readyz").status_code == 503)

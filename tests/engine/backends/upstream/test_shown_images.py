@@ -99,8 +99,8 @@ def test_an_image_is_read_again_and_another_pixel_is_another_image(tmp_path: Pat
         assert first.prompt_tokens == counted.input_tokens
         assert first.cache_write_5m_tokens == again.cache_read_tokens
         assert again.cache_read_tokens > engine.floor(counted.segment_tokens[0] or 0)
-        other = engine.ask(image_prompt(png(first=1), scope, about), scope, 0, 1).usage
-        assert other.cache_read_tokens <= (counted.segment_tokens[0] or 0)
+        changed = engine.ask(image_prompt(png(first=1), scope, about), scope, 0, 1).usage
+        assert changed.cache_read_tokens <= (counted.segment_tokens[0] or 0)
 
 
 @pytest.mark.parametrize("kind", [SeesNone, SeesAllAlike, Refuses])

@@ -23,8 +23,8 @@ def test_the_description_says_what_is_kept_and_what_is_not(engine: Engine) -> No
         "vllm",
         BLOCK_SIZE,
     )
-    kept = {guarantee.name: guarantee.is_kept for guarantee in description.guarantees}
-    assert kept == {
+    guarantees = {guarantee.name: guarantee.is_kept for guarantee in description.guarantees}
+    assert guarantees == {
         "exact_read": True,
         "exact_write": True,
         "hold": False,
@@ -58,15 +58,18 @@ def test_no_entry_is_ever_leased(engine: Engine) -> None:
     assert not any(chain.num_leased for chain in engine.snapshot().chains)
 
 
-@pytest.mark.parametrize("kept", [0, 2 * BLOCK_SIZE])
+@pytest.mark.parametrize("num_kept", [0, 2 * BLOCK_SIZE])
 def test_what_the_server_evicted_is_not_read_but_written(
-    engine: Engine, script: Script, kept: int
+    engine: Engine, script: Script, num_kept: int
 ) -> None:
     scope, conversation = engine.scope(), prompt(engine.text(100))
     engine.ask(conversation, scope, 0)
-    script.cached = {(salt, tokens) for salt, tokens in script.cached if len(tokens) <= kept}
+    script.cached = {(salt, tokens) for salt, tokens in script.cached if len(tokens) <= num_kept}
     (end,), again = engine.ends(conversation), engine.ask(conversation, scope, 0)
-    assert (again.usage.cache_read_tokens, again.usage.cache_write_5m_tokens) == (kept, end - kept)
+    assert (again.usage.cache_read_tokens, again.usage.cache_write_5m_tokens) == (
+        num_kept,
+        end - num_kept,
+    )
     assert again.started.miss_reason == "best_effort_evicted"
     assert engine.ask(conversation, scope, 0).usage.cache_read_tokens == end
 
@@ -235,10 +238,10 @@ async def test_a_silent_server_fails_the_request_in_time() -> None:
 def test_a_server_that_does_not_tell_gives_no_reads() -> None:
     script = Script(tells=False)
     with serving_script(script) as url, engine_before(url) as engine:
-        kept = {guarantee.name: guarantee for guarantee in engine.description.guarantees}
-        assert not kept["exact_read"].is_kept and not kept["isolation"].is_kept
-        assert "not told" in kept["exact_read"].note
-        assert "--enable-prompt-tokens-details" in kept["exact_read"].note
+        guarantees = {guarantee.name: guarantee for guarantee in engine.description.guarantees}
+        assert not guarantees["exact_read"].is_kept and not guarantees["isolation"].is_kept
+        assert "not told" in guarantees["exact_read"].note
+        assert "--enable-prompt-tokens-details" in guarantees["exact_read"].note
         scope, conversation = engine.scope(), prompt(engine.text(100))
         engine.ask(conversation, scope, 0)
         again = engine.ask(conversation, scope, 0)

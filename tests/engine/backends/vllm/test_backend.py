@@ -270,18 +270,18 @@ async def test_what_other_clients_took_or_ended_is_told_without_a_turn_of_ours(
         assert stats.num_entries == stats.num_leases == len(core.held) > 0
         core.lost = [Loss(key=key, reason=reason) for key in core.held]
         await until(lambda stats: stats.num_leases == 0, backend)
-        kept = 0 if reason == "evicted" else len(core.held)
-        assert (await backend.stats()).num_entries == kept
+        num_entries = 0 if reason == "evicted" else len(core.held)
+        assert (await backend.stats()).num_entries == num_entries
     assert not crashes
 
 
 @pytest.mark.parametrize("shared_by", ["ExampleConnector (tokens and images)", ""])
 async def test_isolation_is_declared_unless_a_connector_beside_ours_shares(shared_by: str) -> None:
     async with loaded(ScriptedCore(), shared_by) as (backend, _):
-        kept = {promise.name: promise for promise in backend.describe().guarantees}
-        assert kept["isolation"].is_kept == (not shared_by)
-        assert shared_by in kept["isolation"].note
-        assert kept["exact_read"].is_kept
+        promises = {promise.name: promise for promise in backend.describe().guarantees}
+        assert promises["isolation"].is_kept == (not shared_by)
+        assert shared_by in promises["isolation"].note
+        assert promises["exact_read"].is_kept
 
 
 async def test_a_connector_that_is_off_is_told_without_a_turn_of_ours() -> None:
@@ -341,8 +341,8 @@ async def test_vllm_reads_a_copy_of_an_adapter_and_the_old_one_goes_with_its_ent
         assert (await backend.stats()).num_leases == len(core.held) == 1
         write_adapter(tmp_path / "blue", b"new")
         # vLLM reads a folder again when it has put the adapter aside.
-        kept = core.adapters[old.digest] / "adapter_model.safetensors"
-        assert kept.read_bytes() == b"old"
+        file = core.adapters[old.digest] / "adapter_model.safetensors"
+        assert file.read_bytes() == b"old"
         new = await backend.load_adapter("blue")
         assert new.digest != old.digest
         await until(lambda stats: stats.num_entries == 0 and not core.held, backend)

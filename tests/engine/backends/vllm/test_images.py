@@ -61,5 +61,5 @@ async def test_neither_files_nor_pixels_are_held_while_vllm_answers() -> None:
     references = sys.getrefcount(file)
     assert list((await anext(outputs)).token_ids) == [5]
     gc.collect()  # what decodes a file refers to itself
-    kept = sys.getrefcount(file)
-    assert (llm.pixels(), kept) == (None, before) and references > before
+    after = sys.getrefcount(file)
+    assert (llm.pixels(), after) == (None, before) and references > before

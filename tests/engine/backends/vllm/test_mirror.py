@@ -48,11 +48,11 @@ class Books:
         return self._directive
 
     def answer(self, hit_tokens: int = 0, state: EntryState = "leased") -> CacheResult:
-        held = [
+        outcomes = [
             WantOutcome(key=want.key, state=state, tokens=want.tokens if state != "none" else 0)
             for want in self._directive.wants
         ]
-        report = Report(request_id="request", hit_tokens=hit_tokens, held=held)
+        report = Report(request_id="request", hit_tokens=hit_tokens, held=outcomes)
         table = self.cache.new_table(self._query)
         self.cache.admit(self._query, self._found, table, report)
         written = self.cache.write(self._query, self._found, table, self.time)

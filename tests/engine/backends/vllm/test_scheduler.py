@@ -69,7 +69,7 @@ def test_a_reset_of_running_requests_lets_them_write_anew(make: Make) -> None:
     sim.drain()
     assert sim.states() == {"new": "leased"}
     assert sim.losses() == {"old": "reset", "new": "reset"}
-    assert [held.state for held in sim.report("runs").held] == ["leased"]
+    assert [outcome.state for outcome in sim.report("runs").held] == ["leased"]
     assert sim.report("runs").hit_tokens == 0, "it computed everything after all"
 
 
@@ -212,7 +212,7 @@ def test_one_that_finds_everything_again_keeps_its_numbers(make: Make) -> None:
 def test_a_lease_holds_what_other_kinds_of_layers_look_up(make: Make, second: str) -> None:
     sim = make(second=second, window=WINDOW)
     sim.run("writer", PREFIX, wants=[("inner", 336, 50.0), ("outer", 624, 50.0)])
-    assert [held.state for held in sim.report("writer").held] == ["leased", "leased"]
+    assert [outcome.state for outcome in sim.report("writer").held] == ["leased", "leased"]
     if second == "window":
         assert sim.leases.num_leased_blocks == 624 // BLOCK + 2 * WINDOW // BLOCK
     sim.flood(10)
@@ -233,7 +233,7 @@ def test_a_state_is_kept_at_a_mark_and_read_in_front_of_another_tail(make: Make)
     assert sim.run("again", [*PREFIX[:336], *tokens_of("other", 200)]).hit_tokens == 0
     sim = make(second="states")
     sim.run("writer", DEEP, wants=[("inner", 100, 50.0), ("outer", 336, 50.0)])
-    assert [held.tokens for held in sim.report("writer").held] == [96, 336]
+    assert [outcome.tokens for outcome in sim.report("writer").held] == [96, 336]
     assert sim.leases.num_leased_blocks == 336 // BLOCK + 2, "a state is one block more"
     sim.flood(10)
     assert sim.losses() == {}
@@ -247,7 +247,7 @@ def test_a_mark_in_front_of_what_is_read_has_no_state(make: Make) -> None:
     sim.run("writer", DEEP, wants=[("outer", 336, 50.0)])
     late = sim.run("late", [*DEEP, 1], read="outer", wants=[("inner", 160, 50.0)])
     assert late.hit_tokens >= 336
-    assert [held.state for held in late.held] == ["none"]
+    assert [outcome.state for outcome in late.held] == ["none"]
 
 
 def test_a_preempted_request_keeps_its_states_anew(make: Make) -> None:
@@ -259,7 +259,7 @@ def test_a_preempted_request_keeps_its_states_anew(make: Make) -> None:
     sim.drain()
     report = sim.report("reader")
     assert report.hit_tokens == 528, "the end of the first prompt is a state of vLLM's own"
-    assert [(held.state, held.tokens) for held in report.held] == [("leased", 640)]
+    assert [(outcome.state, outcome.tokens) for outcome in report.held] == [("leased", 640)]
 
 
 def test_a_name_stands_where_a_state_is_kept(make: Make) -> None:
@@ -276,7 +276,7 @@ def test_a_mark_inside_what_was_never_marked_has_no_blocks(make: Make) -> None:
     sim.run("writer", PREFIX, wants=[("outer", 640, 50.0)])
     late = sim.run("late", [*PREFIX, 1], read="outer", wants=[("inner", 320, 50.0)])
     assert late.hit_tokens == 640
-    assert [held.state for held in late.held] == ["none"], "the window before it is long gone"
+    assert [outcome.state for outcome in late.held] == ["none"], "the window before it is long gone"
 
 
 def test_the_names_of_a_long_prompt_are_looked_up_in_one_walk(make: Make) -> None:

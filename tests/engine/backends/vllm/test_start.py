@@ -145,14 +145,14 @@ def test_a_connector_that_may_give_a_scope_anothers_content_is_refused_by_name(n
 def test_connectors_that_know_the_salt_or_no_content_may_stand_beside_ours(name: str) -> None:
     assert refusal(multi(OURS, child(name))) is None
     # A class of another module may have any name.
-    other = child(name, kv_connector_module_path="somebodys.module")
-    assert refusal(multi(OURS, other)) is not None
+    connector = child(name, kv_connector_module_path="somebodys.module")
+    assert refusal(multi(OURS, connector)) is not None
 
 
 @pytest.mark.parametrize("name", ["HoldfastConnector", "MultiConnector"])
 def test_a_class_of_another_module_is_not_taken_for_ours(name: str) -> None:
-    other = child(name, kv_connector_module_path="somebodys.module")
-    for transfer in (other, multi(OURS, other)):
+    connector = child(name, kv_connector_module_path="somebodys.module")
+    for transfer in (connector, multi(OURS, connector)):
         why = refusal(transfer)
         assert why is not None and "somebodys.module" in why
     assert refusal(child("HoldfastConnector", kv_connector_module_path=MODULE)) is None
@@ -304,8 +304,8 @@ def group(kind: str, **fields: object) -> SimpleNamespace:
 
 
 def test_layers_that_cannot_be_held_are_refused_by_name_inside_a_group_too() -> None:
-    full, kept = group("FullAttentionSpec"), group("MambaSpec", mamba_cache_mode="align")
-    check_layers([full, group("SlidingWindowSpec"), kept])
+    full, stateful = group("FullAttentionSpec"), group("MambaSpec", mamba_cache_mode="align")
+    check_layers([full, group("SlidingWindowSpec"), stateful])
     for odd, why in (
         (group("MambaSpec", mamba_cache_mode="none"), r"MambaSpec .*--mamba-cache-mode align"),
         (group("SlidingWindowMLASpec", bounded_replay=True), "SlidingWindowMLASpec .*again"),

@@ -111,10 +111,10 @@ class Machine(RuleBasedStateMachine):
         for name, tokens in self.sim.tokens.items():
             if tokens and name not in self.started:
                 self.started.add(name)
-                for held in self.sim.report(name).held:
-                    if held.state != "none":
-                        hold = self.sim.leases._entries[held.key]
-                        self.owed[held.key] = hold.blocks, hold.hashes
+                for outcome in self.sim.report(name).held:
+                    if outcome.state != "none":
+                        hold = self.sim.leases._entries[outcome.key]
+                        self.owed[outcome.key] = hold.blocks, hold.hashes
 
     @precondition(lambda self: self.sim.scheduler.requests)
     @rule(data=st.data())

@@ -149,11 +149,11 @@ def test_the_server_can_end_all_holds_for_good(llama: Path) -> None:
 def test_forged_directives_hold_nothing(llama: Path, seed: int) -> None:
     sim, draw, key = Simulator(llama), Random(seed), "ab" * 16
     sim.run("writer", PREFIX, wants=[(key, 320, 10.0)])
-    held = sim.leases.num_leased_blocks
+    num_leased = sim.leases.num_leased_blocks
     for index in range(250):
         sim.run_foreign(f"forged-{index}", PREFIX[:340], transfer=forged(draw))
     assert sim.switch.is_on
-    assert sim.leases.num_leased_blocks == held
+    assert sim.leases.num_leased_blocks == num_leased
     assert sim.states() == {key: "leased"}
     sim.check_refs()
 

@@ -177,8 +177,8 @@ def test_a_lease_that_gives_its_room_to_others_stays_and_is_read_from_the_tier(m
     sim.run("first", PREFIX, wants=[("first", 640, soon())])
     sim.settle()
     # The budget is 64 blocks: the first lease makes way, and would have ended.
-    other = tokens_of("other", 640)
-    sim.run("second", other, wants=[("second", 640, soon(400))], scope="other")
+    second_prompt = tokens_of("other", 640)
+    sim.run("second", second_prompt, wants=[("second", 640, soon(400))], scope="other")
     assert sim.states() == {"first": "leased", "second": "leased"}
     assert sim.leases.num_lowered == 1 and sim.losses() == {}
     sim.flood(3)
@@ -187,7 +187,7 @@ def test_a_lease_that_gives_its_room_to_others_stays_and_is_read_from_the_tier(m
     report = sim.run("reader", [*PREFIX, 1, 2], read="first", wants=[("first", 640, soon())])
     assert report.hit_tokens == 640 and report.computed_tokens == 2
     assert sim.check_loaded() == 40
-    assert [held.state for held in report.held] == ["leased"] and sim.losses() == {}
+    assert [outcome.state for outcome in report.held] == ["leased"] and sim.losses() == {}
     sim.settle()
     sim.check_refs()
 
@@ -534,8 +534,8 @@ def test_the_server_hears_of_each_lease_that_neither_has(
 ) -> None:
     rng = Random(seed)
     sim, states = Simulator(llama, second=second), dict[str, str]()
-    kept = Kept(rng)
-    vars(sim.leases)["below"] = kept
+    below = Kept(rng)
+    vars(sim.leases)["below"] = below
     prefixes = [tokens_of(f"prefix{n}", 320) for n in range(8)]
     for turn in range(80):
         act, number = rng.random(), rng.randrange(8)
@@ -548,7 +548,7 @@ def test_the_server_hears_of_each_lease_that_neither_has(
         elif act < 0.8:
             sim.flood(rng.random(), scope=f"flood{turn}")
         elif act < 0.9:
-            kept.lose(rng.randrange(1, 9))
+            below.lose(rng.randrange(1, 9))
         elif states:
             key = rng.choice(sorted(states))
             sim.leases.release([key])
@@ -559,8 +559,8 @@ def test_the_server_hears_of_each_lease_that_neither_has(
             if reason in ("evicted", "reset"):
                 del states[key]
         if act < 0.6:
-            held = sim.report(f"turn{turn}").held
-            states |= {entry.key: entry.state for entry in held if entry.state != "none"}
+            outcomes = sim.report(f"turn{turn}").held
+            states |= {entry.key: entry.state for entry in outcomes if entry.state != "none"}
         assert states == sim.states(), (turn, now)
         sim.check_refs()
     assert sim.leases.num_lowered > 5

@@ -51,7 +51,9 @@ def read(engine: Engine, scope: str, shared: str, tail: str = "two") -> int:
 
 
 def lease_note(engine: Engine) -> tuple[bool, str]:
-    (promise,) = [kept for kept in engine.description.guarantees if kept.name == "hold"]
+    (promise,) = [
+        guarantee for guarantee in engine.description.guarantees if guarantee.name == "hold"
+    ]
     return promise.is_kept, promise.note
 
 
@@ -191,13 +193,13 @@ def test_three_tenants_get_nothing_of_each_other_not_even_time(tmp_path: Path) -
             seconds, answer = first_token_seconds(engine, tenants[owner], shared)
             assert answer.usage.cache_read_tokens > 0
             warm.append(seconds)
-            for other in {0, 1, 2} - {owner}:
-                seconds, answer = first_token_seconds(engine, tenants[other], shared)
+            for neighbour in {0, 1, 2} - {owner}:
+                seconds, answer = first_token_seconds(engine, tenants[neighbour], shared)
                 usage = answer.usage
                 assert usage.cache_read_tokens == 0
                 assert usage.automatic_tokens <= SYSTEM_TOKENS
                 foreign.append(seconds)
-                engine.drop(tenants[other])
+                engine.drop(tenants[neighbour])
     print(f"cold {cold}, another's {foreign}, own {warm}")
     assert statistics.median(warm) < 0.4 * statistics.median(cold), "it can be told at all"
     assert statistics.median(foreign) > 0.75 * statistics.median(cold)

@@ -79,10 +79,10 @@ async def test_what_is_wrong_is_named(
 
 
 async def test_another_directory_is_named(tmp_path: Path, renderer: ChatRenderer) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
+    elsewhere = tmp_path / "other"
+    elsewhere.mkdir()
     with pytest.raises(NoLeases, match=f"--slot-save-path {tmp_path}"):
-        await tried(tmp_path, renderer, folder=other)
+        await tried(tmp_path, renderer, folder=elsewhere)
 
 
 async def test_only_full_attention_is_cut_back(tmp_path: Path, renderer: ChatRenderer) -> None:
