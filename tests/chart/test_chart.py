@@ -250,7 +250,8 @@ def test_what_it_starts_serves_and_is_probed(tmp_path: Path, kind: str) -> None:
     pod_type = Pod if kind == "native" else VllmPod
     engine = pod_type(manifests["StatefulSet", "hf-engine"], tmp_path, secrets)
     dashboard = Pod(manifests["Deployment", "hf-dashboard"], tmp_path, secrets)
-    api, service = FakeApi(service="hf-engine"), manifests["Service", "hf-engine"]
+    api = FakeApi(service="hf-engine")
+    service = manifests["Service", "hf-engine"]
     role = manifests["Role", "hf-gateway"]["rules"]
     assert role[0]["resources"] == ["endpointslices"] and role[0]["verbs"] == ["list", "watch"]
     with ExitStack() as stack:

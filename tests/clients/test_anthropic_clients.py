@@ -162,5 +162,6 @@ def test_instructor(service: Service) -> None:
 
 
 def anthropic_turn(usage: Any) -> Turn:
-    read, written = usage.cache_read_input_tokens, usage.cache_creation_input_tokens
+    read = usage.cache_read_input_tokens
+    written = usage.cache_creation_input_tokens
     return Turn(usage.input_tokens + read + written, read, written)

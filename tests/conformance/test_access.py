@@ -86,7 +86,8 @@ def test_each_route_but_the_probes_needs_the_secret(engine: Engine, method: str,
 
 @pytest.mark.parametrize("path", ["healthz", "readyz", "metrics"])
 def test_the_probes_need_none_and_name_no_scope(engine: Engine, path: str) -> None:
-    scope, secret_word = engine.scope(), "zanzibar"
+    scope = engine.scope()
+    secret_word = "zanzibar"
     engine.ask(prompt(secret_word * 20), scope, 0)
     request = engine.client.build_request("GET", f"/{path}")
     del request.headers["authorization"]

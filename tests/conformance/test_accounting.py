@@ -52,8 +52,10 @@ def test_a_first_request_writes_up_to_its_last_breakpoint(engine: Engine) -> Non
 
 
 def test_what_was_written_is_read_and_not_computed_again(engine: Engine) -> None:
-    scope, shared = engine.scope(), engine.text(100)
-    first, second = prompt(shared, engine.text(30)), prompt(shared, engine.text(50))
+    scope = engine.scope()
+    shared = engine.text(100)
+    first = prompt(shared, engine.text(30))
+    second = prompt(shared, engine.text(50))
     engine.ask(first, scope, 0)
     usage = engine.ask(second, scope, 0).usage
     end = engine.ends(second)[0]
@@ -63,7 +65,8 @@ def test_what_was_written_is_read_and_not_computed_again(engine: Engine) -> None
 
 
 def test_a_cached_prompt_gets_the_same_answer_as_a_cold_one(engine: Engine) -> None:
-    shared, question = engine.text(120), engine.text(20)
+    shared = engine.text(120)
+    question = engine.text(20)
     conversation = prompt(shared, question)
     cold = engine.ask(conversation, engine.scope(), 0, max_tokens=12)
     scope = engine.scope()
@@ -74,7 +77,8 @@ def test_a_cached_prompt_gets_the_same_answer_as_a_cold_one(engine: Engine) -> N
 
 
 def test_a_longer_conversation_reads_the_shorter_one(engine: Engine) -> None:
-    scope, parts = engine.scope(), [engine.text(50) for _ in range(3)]
+    scope = engine.scope()
+    parts = [engine.text(50) for _ in range(3)]
     for length in (1, 2, 3):
         conversation = prompt(*parts[:length])
         ends = engine.ends(conversation)
@@ -84,7 +88,8 @@ def test_a_longer_conversation_reads_the_shorter_one(engine: Engine) -> None:
 
 
 def test_reuse_beyond_entries_is_told_and_not_billed_as_a_read(engine: Engine) -> None:
-    scope, conversation = engine.scope(), prompt(engine.text(100))
+    scope = engine.scope()
+    conversation = prompt(engine.text(100))
     engine.ask(conversation, scope)
     usage = engine.ask(conversation, scope).usage
     assert usage.cache_read_tokens == 0
@@ -94,7 +99,8 @@ def test_reuse_beyond_entries_is_told_and_not_billed_as_a_read(engine: Engine) -
 
 @pytest.mark.parametrize(("position", "is_found"), [(19, True), (20, False)])
 def test_breakpoints_look_at_20_positions(engine: Engine, position: int, is_found: bool) -> None:
-    scope, granularity = engine.scope(), engine.description.granularity
+    scope = engine.scope()
+    granularity = engine.description.granularity
     size = 12 if granularity == 1 else granularity + 12  # every part has a boundary of its own
     conversation = prompt(*(engine.text(size) for _ in range(25)))
     ends = engine.ends(conversation)
@@ -109,7 +115,8 @@ def test_breakpoints_look_at_20_positions(engine: Engine, position: int, is_foun
 
 
 def test_each_breakpoint_says_why_what_stands_up_to_it_was_not_read(engine: Engine) -> None:
-    scope, conversation = engine.scope(), prompt(*(engine.text(80) for _ in range(3)))
+    scope = engine.scope()
+    conversation = prompt(*(engine.text(80) for _ in range(3)))
     first = engine.ask(conversation, scope, 0, 1).started
     assert [report.missed for report in first.breakpoints] == ["cold", "cold"]
     assert first.miss_reason == "cold"
@@ -146,7 +153,8 @@ def test_a_run_of_tool_uses_or_results_is_one_position(engine: Engine) -> None:
 
 
 def test_a_prefix_below_the_minimum_is_neither_written_nor_read(engine: Engine) -> None:
-    scope, conversation = engine.scope(), prompt(engine.text(50), engine.text(20))
+    scope = engine.scope()
+    conversation = prompt(engine.text(50), engine.text(20))
     end = engine.ends(conversation)[0]
     there = engine.written_state
     for minimum, state, read in ((end + 1, "none", 0), (end, there, 0), (end, there, end)):
@@ -171,7 +179,9 @@ def test_the_engines_own_minimum_holds_where_the_request_says_nothing(engine: En
 
 
 def test_a_change_before_the_breakpoint_loses_the_cache_and_none_after(engine: Engine) -> None:
-    scope, head, tail = engine.scope(), engine.text(60), engine.text(40)
+    scope = engine.scope()
+    head = engine.text(60)
+    tail = engine.text(40)
     engine.ask(prompt(head, tail), scope, 1)
     assert engine.ask(prompt(engine.text(60), tail), scope, 1).usage.cache_read_tokens == 0
     engine.ask(prompt(head, tail), scope, 0)
@@ -189,7 +199,8 @@ def test_markers_do_not_change_tokens(engine: Engine) -> None:
 
 def test_scopes_read_nothing_of_each_other_and_their_own_does(engine: Engine) -> None:
     conversation = prompt(engine.text(100), engine.text(30))
-    mine, yours = engine.scope(), engine.scope()
+    mine = engine.scope()
+    yours = engine.scope()
     engine.ask(conversation, mine, 0)
     foreign = engine.ask(conversation, yours, 0)
     assert (foreign.usage.cache_read_tokens, foreign.usage.automatic_tokens) == (0, 0)
@@ -218,7 +229,8 @@ def test_salts_keep_apart_what_one_scope_wrote(engine: Engine) -> None:
 
 
 def test_max_tokens_zero_writes_the_prefix_and_generates_nothing(engine: Engine) -> None:
-    scope, conversation = engine.scope(), prompt(engine.text(80), engine.text(10))
+    scope = engine.scope()
+    conversation = prompt(engine.text(80), engine.text(10))
     warmed = engine.ask(conversation, scope, (0, "1h"), max_tokens=0)
     assert [type(frame).__name__ for frame in warmed.frames] == ["Started", "Finished", "Done"]
     assert warmed.usage.cache_write_1h_tokens == engine.ends(conversation)[0]
@@ -242,7 +254,8 @@ def test_choices_share_one_prompt_and_end_one_by_one(engine: Engine) -> None:
 
 
 def test_a_stop_sequence_ends_the_answer_and_never_appears(engine: Engine) -> None:
-    scope, conversation = engine.scope(), prompt(engine.text(40))
+    scope = engine.scope()
+    conversation = prompt(engine.text(40))
     whole = engine.ask(conversation, scope, max_tokens=30).text()
     assert len(whole) >= 6, "the engine said too little to cut"
     middle = len(whole) // 2
@@ -263,7 +276,8 @@ def test_max_tokens_ends_the_answer_with_length(engine: Engine) -> None:
 
 def test_a_receipt_says_which_names_are_held_and_leased(engine: Engine) -> None:
     engine.require("hold")
-    scope, conversation = engine.scope(), prompt(engine.text(80), engine.text(60))
+    scope = engine.scope()
+    conversation = prompt(engine.text(80), engine.text(60))
     ends = engine.count(conversation).segment_tokens
     names = (Name(scope[:16], 0), Name(scope[16:], 1))
     receipt = engine.ask(conversation, scope, (0, "1h"), names=names).started.receipt
@@ -273,7 +287,8 @@ def test_a_receipt_says_which_names_are_held_and_leased(engine: Engine) -> None:
 
 
 def test_a_name_inside_a_segment_is_never_past_its_point(engine: Engine) -> None:
-    scope, text = engine.scope(), engine.text(100)
+    scope = engine.scope()
+    text = engine.text(100)
     conversation = prompt(text)
     end = engine.count(conversation).segment_tokens[0]
     points = (0, 10, len(text) // 2, len(text), len(text) + 99)
@@ -284,7 +299,8 @@ def test_a_name_inside_a_segment_is_never_past_its_point(engine: Engine) -> None
 
 
 def test_a_wrong_name_never_gives_a_hit(engine: Engine) -> None:
-    scope, name = engine.scope(), Name("00000000deadbeef", 0)
+    scope = engine.scope()
+    name = Name("00000000deadbeef", 0)
     engine.ask(prompt(engine.text(80)), scope, 0, names=(name,))
     usage = engine.ask(prompt(engine.text(80)), scope, 0, names=(name,)).usage
     assert usage.cache_read_tokens == 0

@@ -25,15 +25,18 @@ def run_sequence(engine: Engine, seed: int, longest: int) -> list[str]:
     talk = Talk(rng, f"seed {seed}", longest, has_tools)
     talk.begin()
     scopes = [engine.scope(), engine.scope()]
-    now, differences = 0.0, []
+    now = 0.0
+    differences = []
     for number in range(REQUESTS):
         rng.choice([talk.grow, talk.grow, talk.grow, talk.edit, talk.cut, lambda: None])()
         marks = resolved(talk, choose_marks(rng, talk))
-        wait, scope = rng.choice(WAITS), rng.choice([scopes[0], *scopes])
+        wait = rng.choice(WAITS)
+        scope = rng.choice([scopes[0], *scopes])
         now += wait
         engine.advance(wait)
         conversation = talk.prompt()
-        counted, ends = engine.count(conversation), engine.ends(conversation)
+        counted = engine.count(conversation)
+        ends = engine.ends(conversation)
         assert None not in counted.segment_tokens, "this model leaves no boundary here"
         tail = counted.input_tokens - ends[-1]
         want = model.run(talk.blocks(ends, Marks(marks)), t=now, g=tail, scope=scope)

@@ -45,7 +45,8 @@ def test_a_scopes_share_decides_who_yields(
     tiny_engine: Engine, rich: float | None, poor: float | None, expected: EntryState
 ) -> None:
     tiny_engine.require("hold")
-    rich_scope, poor_scope = tiny_engine.scope(), tiny_engine.scope()
+    rich_scope = tiny_engine.scope()
+    poor_scope = tiny_engine.scope()
     fill(tiny_engine, rich_scope, rich)
     before = leases(tiny_engine, rich_scope)
     assert write(tiny_engine, poor_scope, 40, poor) == expected
@@ -54,7 +55,8 @@ def test_a_scopes_share_decides_who_yields(
 
 def test_a_share_of_its_own_ends_with_the_next_request_that_names_none(tiny_engine: Engine) -> None:
     tiny_engine.require("hold")
-    rich, poor = tiny_engine.scope(), tiny_engine.scope()
+    rich = tiny_engine.scope()
+    poor = tiny_engine.scope()
     fill(tiny_engine, rich, 1.0)
     assert write(tiny_engine, poor, 40, None) == "best_effort"
     tiny_engine.ask(prompt("unmarked"), rich)

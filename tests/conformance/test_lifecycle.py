@@ -22,7 +22,8 @@ def shares_while_running(engine: Engine) -> bool:
 
 
 def test_an_entry_is_not_readable_before_its_writer_started(slow_engine: Engine) -> None:
-    engine, scope = slow_engine, slow_engine.scope()
+    engine = slow_engine
+    scope = slow_engine.scope()
     shared = engine.text(700)
     conversation = prompt(shared, engine.text(10))
     with engine.stream(engine.request(conversation, scope, 0)) as first:
@@ -41,7 +42,8 @@ def test_an_entry_is_not_readable_before_its_writer_started(slow_engine: Engine)
 
 
 def test_an_entry_is_readable_from_started_on(slow_engine: Engine) -> None:
-    engine, scope = slow_engine, slow_engine.scope()
+    engine = slow_engine
+    scope = slow_engine.scope()
     if not shares_while_running(engine):
         pytest.skip("declares backend upstream: nobody else reads a busy slot of llama.cpp")
     conversation = prompt(engine.text(100), engine.text(10))
@@ -64,7 +66,8 @@ def is_over(engine: Engine, request_id: str) -> bool:
 @pytest.mark.parametrize("way", ["call", "close"])
 @pytest.mark.parametrize("moment", ["prefill", "decode"])
 def test_blocks_of_a_cancelled_request_are_free(slow_engine: Engine, way: str, moment: str) -> None:
-    engine, scope = slow_engine, slow_engine.scope()
+    engine = slow_engine
+    scope = slow_engine.scope()
     conversation = prompt(engine.text(LONG if moment == "prefill" else 100))
     request = engine.request(conversation, scope, 0, max_tokens=2000)
     with engine.stream(request) as stream:
@@ -112,7 +115,8 @@ def test_a_cancelled_answer_ends_its_stream_properly(slow_engine: Engine) -> Non
 
 
 def test_a_cancelled_waiting_request_writes_nothing(slow_engine: Engine) -> None:
-    engine, scope = slow_engine, slow_engine.scope()
+    engine = slow_engine
+    scope = slow_engine.scope()
     text = engine.text(60)
     with engine.stream(engine.request(prompt(engine.text(LONG)), engine.scope())) as first:
         wait_for_running(engine)
@@ -163,10 +167,12 @@ def test_a_refused_duplicate_leaves_the_running_one_alone(slow_engine: Engine) -
 
 
 def test_final_counts_are_what_the_stream_said_until_they_are_acknowledged(engine: Engine) -> None:
-    scope, conversation = engine.scope(), prompt(engine.text(60), engine.text(20))
+    scope = engine.scope()
+    conversation = prompt(engine.text(60), engine.text(20))
     request = engine.request(conversation, scope, (0, "1h"), max_tokens=5)
     with engine.stream(request) as stream:
-        started, answer = stream.start(), stream.rest()
+        started = stream.start()
+        answer = stream.rest()
     final = engine.unacknowledged()[request.request_id]
     assert final.usage == started.usage
     assert final.epoch == started.epoch == engine.description.epoch
@@ -178,7 +184,8 @@ def test_final_counts_are_what_the_stream_said_until_they_are_acknowledged(engin
 
 
 def test_the_totals_count_what_the_responses_said(engine: Engine) -> None:
-    scope, shared = engine.scope(), engine.text(50)
+    scope = engine.scope()
+    shared = engine.text(50)
     before = engine.stats().counters
     usages = [
         engine.ask(prompt(shared, engine.text(20)), scope, (0, "1h"), 1).usage for _ in range(3)
@@ -198,7 +205,8 @@ def test_the_totals_count_what_the_responses_said(engine: Engine) -> None:
 
 
 def test_beyond_the_waiting_bound_a_request_is_refused_at_once(slow_engine: Engine) -> None:
-    engine, scope = slow_engine, slow_engine.scope()
+    engine = slow_engine
+    scope = slow_engine.scope()
     with ExitStack() as streams:
         long = engine.request(prompt(engine.text(LONG)), scope)
         streams.enter_context(engine.stream(long))
@@ -213,7 +221,8 @@ def test_beyond_the_waiting_bound_a_request_is_refused_at_once(slow_engine: Engi
 
 
 def test_many_at_once_all_get_their_own_answer(engine: Engine) -> None:
-    scope, shared = engine.scope(), engine.text(80)
+    scope = engine.scope()
+    shared = engine.text(80)
     engine.ask(prompt(shared), scope, 0)
     conversations = [prompt(shared, engine.text(10 + 7 * i)) for i in range(4)]
     alone = [
@@ -246,7 +255,8 @@ def test_a_restart_is_a_new_epoch_and_holds_nothing(backend: str) -> None:
 
 
 def test_a_record_is_kept_as_long_as_its_requests_counts(engine: Engine) -> None:
-    conversation, scope = prompt(engine.text(20)), engine.scope()
+    conversation = prompt(engine.text(20))
+    scope = engine.scope()
     assert engine.description.keeps_records
     mine, bare = (engine.request(conversation, scope) for _ in range(2))
     mine = msgspec.structs.replace(mine, record='{"of": "ours, ü"}')

@@ -21,7 +21,8 @@ def fill(engine: Engine, blocks: int) -> str:
 @pytest.mark.parametrize(("ttl", "seconds"), TTLS)
 def test_an_entry_can_be_read_until_its_ttl_is_over(engine: Engine, ttl: Ttl, seconds: int) -> None:
     for wait, is_found in ((seconds - TICK, True), (seconds, False)):
-        scope, text = engine.scope(), engine.text(60)
+        scope = engine.scope()
+        text = engine.text(60)
         (report,) = read(engine, text, scope, ttl).breakpoints
         assert report.expires_in_seconds == engine.promised(seconds)
         engine.advance(wait)
@@ -32,7 +33,8 @@ def test_an_entry_can_be_read_until_its_ttl_is_over(engine: Engine, ttl: Ttl, se
 
 @pytest.mark.parametrize(("ttl", "seconds"), TTLS)
 def test_every_read_starts_the_ttl_again(engine: Engine, ttl: Ttl, seconds: int) -> None:
-    scope, text = engine.scope(), engine.text(60)
+    scope = engine.scope()
+    text = engine.text(60)
     read(engine, text, scope, ttl)
     for _ in range(3):
         engine.advance(seconds - 1)
@@ -42,7 +44,8 @@ def test_every_read_starts_the_ttl_again(engine: Engine, ttl: Ttl, seconds: int)
 
 
 def test_a_read_at_a_later_breakpoint_refreshes_the_entry_it_found(engine: Engine) -> None:
-    scope, shared = engine.scope(), engine.text(60)
+    scope = engine.scope()
+    shared = engine.text(60)
     read(engine, shared, scope)
     engine.advance(200)
     engine.ask(prompt(shared, engine.text(40)), scope, 1)
@@ -54,7 +57,8 @@ def test_a_read_at_a_later_breakpoint_refreshes_the_entry_it_found(engine: Engin
 def test_an_entry_keeps_its_first_ttl(
     engine: Engine, bought: Ttl, second_ttl: Ttl, lives: int
 ) -> None:
-    scope, text = engine.scope(), engine.text(60)
+    scope = engine.scope()
+    text = engine.text(60)
     read(engine, text, scope, bought)
     again = read(engine, text, scope, second_ttl)
     assert again.usage.cache_write_5m_tokens == again.usage.cache_write_1h_tokens == 0
@@ -65,7 +69,9 @@ def test_an_entry_keeps_its_first_ttl(
 
 
 def test_a_prefix_can_be_read_after_its_longer_continuation_expired(engine: Engine) -> None:
-    scope, head, tail = engine.scope(), engine.text(60), engine.text(40)
+    scope = engine.scope()
+    head = engine.text(60)
+    tail = engine.text(40)
     conversation = prompt(head, tail)
     engine.ask(conversation, scope, (0, "1h"), (1, "5m"))
     engine.advance(300)
@@ -76,7 +82,8 @@ def test_a_prefix_can_be_read_after_its_longer_continuation_expired(engine: Engi
 
 
 def test_the_entries_are_listed_with_what_is_left_of_them(engine: Engine) -> None:
-    scope, conversation = engine.scope(), prompt(engine.text(60), engine.text(40))
+    scope = engine.scope()
+    conversation = prompt(engine.text(60), engine.text(40))
     engine.ask(conversation, scope, (0, "1h"), (1, "5m"))
     engine.advance(100)
     engine.ask(conversation, scope, 0)
@@ -91,7 +98,8 @@ def test_the_entries_are_listed_with_what_is_left_of_them(engine: Engine) -> Non
 def test_a_lease_holds_its_blocks_until_it_ends(engine: Engine) -> None:
     engine.require("hold")
     engine.advance(3600)
-    scope, text = engine.scope(), engine.text(160)
+    scope = engine.scope()
+    text = engine.text(160)
     before = engine.stats()
     end = engine.ends(prompt(text))[0]
     engine.ask(prompt(text), scope, 0)
@@ -108,7 +116,8 @@ def test_a_lease_holds_its_blocks_until_it_ends(engine: Engine) -> None:
 def test_shared_prefixes_are_held_once(engine: Engine) -> None:
     engine.require("hold")
     engine.advance(3600)
-    scope, shared = engine.scope(), engine.text(320)
+    scope = engine.scope()
+    shared = engine.text(320)
     before = engine.stats().blocks.leased
     engine.ask(prompt(shared), scope, 0)
     once = engine.stats().blocks.leased - before
@@ -118,7 +127,9 @@ def test_shared_prefixes_are_held_once(engine: Engine) -> None:
 
 
 def test_a_drop_ends_a_scopes_leases_and_no_others(engine: Engine) -> None:
-    mine, yours, text = engine.scope(), engine.scope(), engine.text(60)
+    mine = engine.scope()
+    yours = engine.scope()
+    text = engine.text(60)
     for scope in (mine, yours):
         read(engine, text, scope)
     assert engine.drop(mine) == 1
@@ -129,7 +140,9 @@ def test_a_drop_ends_a_scopes_leases_and_no_others(engine: Engine) -> None:
 
 
 def test_a_purge_lets_go_of_a_scope_and_of_no_other(engine: Engine) -> None:
-    mine, yours, text = engine.scope(), engine.scope(), engine.text(60)
+    mine = engine.scope()
+    yours = engine.scope()
+    text = engine.text(60)
     for scope in (mine, yours):
         read(engine, text, scope)
     purged = engine.post("purge", {"scope": mine}, PurgeReply)
@@ -168,7 +181,9 @@ def test_entries_are_told_page_by_page(engine: Engine) -> None:
 
 
 def test_a_drop_can_name_one_entry(engine: Engine) -> None:
-    scope, first_text, second_text = engine.scope(), engine.text(60), engine.text(60)
+    scope = engine.scope()
+    first_text = engine.text(60)
+    second_text = engine.text(60)
     read(engine, first_text, scope)
     (entry,) = engine.entries(scope)
     read(engine, second_text, scope)
@@ -201,7 +216,8 @@ def test_over_the_budget_an_entry_is_best_effort_and_says_so(tiny_engine: Engine
 def test_a_lease_survives_whatever_can_wait_for_other_blocks(tiny_engine: Engine) -> None:
     tiny_engine.require("hold")
     engine = tiny_engine
-    scope, text = engine.scope(), fill(engine, 6)
+    scope = engine.scope()
+    text = fill(engine, 6)
     read_first = engine.ask(prompt(text), scope, 0)
     before = engine.stats().counters.leases_sacrificed
     for _ in range(8):
@@ -214,7 +230,8 @@ def test_a_lease_survives_whatever_can_wait_for_other_blocks(tiny_engine: Engine
 def test_a_lease_is_sacrificed_only_when_nothing_else_can_run(tiny_engine: Engine) -> None:
     tiny_engine.require("hold")
     engine = tiny_engine
-    scope, text = engine.scope(), fill(engine, 6)
+    scope = engine.scope()
+    text = fill(engine, 6)
     engine.ask(prompt(text), scope, 0)
     before = engine.stats().counters.leases_sacrificed
     engine.ask(prompt(fill(engine, 13)), engine.scope())
@@ -237,7 +254,8 @@ def test_the_pool_adds_up_whatever_happens(tiny_engine: Engine) -> None:
 def test_a_turn_reads_what_was_readable_when_it_arrived(engine: Engine) -> None:
     """Rule 3: it arrived at 295 of 300 seconds, and came to the engine at 305."""
     for age, is_found in ((10, True), (5, False)):
-        scope, text = engine.scope(), engine.text(60)
+        scope = engine.scope()
+        text = engine.text(60)
         read(engine, text, scope)
         engine.advance(305)
         request = engine.request(prompt(text, engine.text(5)), scope, (0, "5m"))
@@ -262,7 +280,8 @@ def test_an_entry_that_nothing_holds_promises_no_end_and_says_why(tiny_engine: E
 @pytest.mark.parametrize("lifetime", [40.0, 1800.0, 86_400.0])
 def test_an_entry_lives_its_own_lifetime_whatever_is_read(engine: Engine, lifetime: float) -> None:
     for wait, is_found in ((lifetime - TICK, True), (lifetime, False)):
-        scope, text = engine.scope(), engine.text(60)
+        scope = engine.scope()
+        text = engine.text(60)
         # Words differ in tokens: two entries of one length would be one entry.
         later = prompt(text, engine.text(5 + 4 * engine.description.granularity))
         assert engine.ends(later)[0] < engine.ends(later)[1]
@@ -279,7 +298,8 @@ def test_an_entry_lives_its_own_lifetime_whatever_is_read(engine: Engine, lifeti
 
 def test_a_breakpoint_at_an_entry_moves_its_own_end_later_only(engine: Engine) -> None:
     engine.require("hold")
-    scope, text = engine.scope(), engine.text(60)
+    scope = engine.scope()
+    text = engine.text(60)
 
     def expires(seconds: float | None) -> float | None:
         answer = engine.ask(prompt(text, engine.text(5)), scope, (0, "5m"), seconds=seconds)

@@ -30,10 +30,12 @@ def lives(engine: Engine) -> Lives:
 
 def test_the_cells_add_up_to_the_counts(engine: Engine) -> None:
     """At rest; an engine without a map says so in what it declares, and has none."""
-    scope, text = engine.scope(), engine.text(90)
+    scope = engine.scope()
+    text = engine.text(90)
     engine.ask(prompt(text, engine.text(5)), scope, 0)
     engine.wait_until_idle()
-    memory, stats = memory_of(engine), engine.stats()
+    memory = memory_of(engine)
+    stats = engine.stats()
     assert (memory.epoch, memory.block_size) == (stats.epoch, engine.description.block_size)
     if not engine.has("block_map"):
         assert (memory.cells, memory.blocks_per_cell) == ([], 0)
@@ -51,7 +53,8 @@ def test_the_cells_add_up_to_the_counts(engine: Engine) -> None:
 
 
 def test_a_read_is_a_reuse_and_an_end_a_lifetime(engine: Engine) -> None:
-    scope, text = engine.scope(), engine.text(60)
+    scope = engine.scope()
+    text = engine.text(60)
     engine.advance(3600)  # nothing of other tests ends meanwhile
     before = lives(engine)
     engine.ask(prompt(text, engine.text(5)), scope, 0)

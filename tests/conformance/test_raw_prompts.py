@@ -30,7 +30,8 @@ def test_a_raw_prompt_counts_as_it_computes(engine: Engine) -> None:
 
 def test_a_raw_prompt_reuses_what_it_shares_and_writes_entries(engine: Engine) -> None:
     need_own_template(engine)
-    scope, text = engine.scope(), engine.text(100)
+    scope = engine.scope()
+    text = engine.text(100)
     engine.ask(raw(text), scope)
     again = engine.ask(raw(text), scope)
     size = engine.description.block_size
@@ -47,7 +48,8 @@ def test_a_raw_prompt_reuses_what_it_shares_and_writes_entries(engine: Engine) -
 def test_a_raw_prompt_has_names(engine: Engine) -> None:
     need_own_template(engine)
     text = engine.text(100)
-    name, end = Name("a" * 16, 0, len(text) // 2), Name("b" * 16, 0)
+    name = Name("a" * 16, 0, len(text) // 2)
+    end = Name("b" * 16, 0)
     receipt = engine.ask(raw(text), engine.scope(), names=(name, end)).started.receipt
     total = engine.count(raw(text)).input_tokens
     assert 0 < receipt.name_tokens[0] < receipt.name_tokens[1] == total

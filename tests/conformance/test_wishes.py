@@ -128,7 +128,8 @@ def test_what_was_there_before_is_less_likely_under_a_repetition_penalty(engine:
     def text(**sampling: Any) -> str:
         return ask(engine, [], temperature=0.0, max_tokens=40, ignore_eos=True, **sampling).text()
 
-    plain, varied = tokens_of(text()), tokens_of(text(repetition_penalty=50.0))
+    plain = tokens_of(text())
+    varied = tokens_of(text(repetition_penalty=50.0))
     assert len(set(plain)) < len(plain)
     assert len(set(varied)) == len(varied), "no token comes twice"
     assert varied != plain and text(repetition_penalty=1.0) == text()

@@ -234,7 +234,8 @@ def test_a_turn_that_read_is_no_miss_and_each_marker_has_its_reason(
 ) -> None:
     """Two marked blocks, of which the first was read; the second is the conversation's new end."""
     key = site.key_of("markers")
-    old, new = f"Of old. {BOOK}", "A new question. " * 40
+    old = f"Of old. {BOOK}"
+    new = "A new question. " * 40
     with Anthropic(base_url=site.gateway, api_key=key, max_retries=0, timeout=120) as client:
         for said in ([], marked(new)):
             content = [{"type": "text", "text": "What is a lease?"}, *said]
@@ -265,7 +266,8 @@ def test_misses_lead_to_as_many_requests_as_were_counted(site: Site, admin: Visi
 
 def test_what_a_workspace_keeps_is_shown_and_deleted_there(site: Site, admin: Visit) -> None:
     key = site.key_of("keeping", keep_days=3)
-    first, turn_id = site.ask(BOOK, key), site.ask(BOOK, key)
+    first = site.ask(BOOK, key)
+    turn_id = site.ask(BOOK, key)
     page = admin.open(f"/requests?request={turn_id}&range=1h")
     page.get_by_text("Its workspace keeps them").wait_for(timeout=WAIT_MS)
     page.get_by_text("synthetic 0 1 2").first.wait_for(timeout=WAIT_MS)
@@ -389,7 +391,8 @@ def test_the_id_of_any_dialect_opens_its_request(site: Site, admin: Visit) -> No
             "generationConfig": {"maxOutputTokens": 4},
         },
     }
-    ids, batch = [], {"requests": [{"custom_id": "a", "params": {**options, "messages": said}}]}
+    ids = []
+    batch = {"requests": [{"custom_id": "a", "params": {**options, "messages": said}}]}
     headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
     with httpx.Client(base_url=site.gateway, headers=headers, timeout=120) as http:
         for path, body in bodies.items():

@@ -29,7 +29,10 @@ from tests.dashboard.ledgers import Row, fill, turn
 from tests.dashboard.signed_in import open_page, sign_in, table
 from tests.gateway.serving import ADMIN_KEY, serve_gateway
 
-INPUT, WRITE_5M, WRITE_1H, READ = 1000, 1250, 2000, 100
+INPUT = 1000
+WRITE_5M = 1250
+WRITE_1H = 2000
+READ = 100
 PROMPT = "(input_tokens + cache_read_tokens + cache_write_5m_tokens + cache_write_1h_tokens)"
 NUM_TURNS = 700
 HOUR_MS = 3_600_000
@@ -129,7 +132,8 @@ class Figures:
     """The pages of one ledger, and SQL over its turns of the last day."""
 
     def __init__(self, url: str, database: Path) -> None:
-        self._url, self._database = url, database
+        self._url = url
+        self._database = database
         self._pages: dict[str, AppTest] = {}
         self.until_ms = int(datetime.now(UTC).timestamp() * 1000)
 
@@ -223,14 +227,16 @@ SAVED = f"""SUM(CASE WHEN price IS NOT NULL THEN
 def test_rates_and_their_change(
     figures: Figures, overview: AppTest, label: str, share: str
 ) -> None:
-    now, before = figures.value(share), figures.value(share, 1)
+    now = figures.value(share)
+    before = figures.value(share, 1)
     value, delta = card(overview, label)
     assert value == formats.percent(now)
     assert delta == formats.points(now, before, is_comparable=True)
 
 
 def test_net_saved_and_how_it_changed(figures: Figures, overview: AppTest) -> None:
-    now, before = figures.value(SAVED), figures.value(SAVED, 1)
+    now = figures.value(SAVED)
+    before = figures.value(SAVED, 1)
     changed = formats.change(now, before, is_comparable=True)
     assert card(overview, "Net saved") == (formats.dollars(now), changed)
 

@@ -84,7 +84,8 @@ class Live:
 def send(gateway: str, chance: random.Random) -> dict[str, list[Counter[str]]]:
     """The usage of each answer, by workspace; writes by TTL are `5m` and `1h`."""
     admin = Admin(gateway)
-    keys, usages = {}, {}
+    keys = {}
+    usages = {}
     for name in WORKSPACES:
         admin.workspace(name, monthly_spend_nano=LIMIT_NANO)
         keys[name], usages[name] = admin.make_key(name)[1], list[Counter[str]]()
@@ -123,7 +124,8 @@ def page(live: Live, show: Show) -> Page:
 
 
 def test_leases_are_the_engines_own_entries(live: Live, page: Page) -> None:
-    app, entries = page("prefixes"), live.entries()
+    app = page("prefixes")
+    entries = live.entries()
     leased = [entry for entry in entries if entry["state"] == "leased"]
     assert 0 < len(leased) < len(entries), "some are leased, some are best effort"
     leases, below = card(app, "Leases")
@@ -189,10 +191,13 @@ def test_keys_and_limits(live: Live, page: Page) -> None:
 def test_leases_kept_counts_how_they_ended(live: Live, page: Page) -> None:
     admin = Admin(live.gateway)
     doomed = next(lease for lease in admin.get("leases") if lease["entry"]["state"] == "leased")
-    entry, workspace, engine = doomed["entry"]["entry"], doomed["workspace"], doomed["engine"]
+    entry = doomed["entry"]["entry"]
+    workspace = doomed["workspace"]
+    engine = doomed["engine"]
     admin.delete(f"leases/{entry}?workspace={workspace}&engine={engine}")
     ended = live.ended()
-    num_kept, lost = ended.pop("expired", 0), {how: n for how, n in ended.items() if n}
+    num_kept = ended.pop("expired", 0)
+    lost = {how: n for how, n in ended.items() if n}
     assert lost.get("dropped") == 1
     # The gateway puts down what engines told, and goes on when they are gone.
     put_down = lambda: admin.get("leases/kept")["lost"] == lost  # noqa: E731
@@ -227,7 +232,8 @@ def prompt_of(usage: Counter[str]) -> int:
 
 def test_savings_are_those_of_the_usage_that_clients_were_told(live: Live, page: Page) -> None:
     """Each answer's usage at the reference prices, against the cards and the table."""
-    app, totals = page("savings"), Counter[str]()
+    app = page("savings")
+    totals = Counter[str]()
     for usage in live.answered:
         totals.update(usage)
     assert min(totals["cache_read_input_tokens"], totals["5m"], totals["1h"]) > 0

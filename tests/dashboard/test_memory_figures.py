@@ -39,7 +39,8 @@ class Sent:
             f"{self.gateway}{MESSAGES}", json=body, headers=headers_of(key), timeout=120
         )
         usage = reply.raise_for_status().json()["usage"]
-        read, written = usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]
+        read = usage["cache_read_input_tokens"]
+        written = usage["cache_creation_input_tokens"]
         assert written
         self.blocks[workspace, name] += added(read, written)
 
@@ -58,7 +59,8 @@ def traffic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sent]:
         "ENGINE_MIN_CACHE_TOKENS": "64",
     }
     with running_fleet(data, settings=settings) as fleet:
-        admin, keys = fleet.gateway, {}
+        admin = fleet.gateway
+        keys = {}
         traffic = Sent(admin.url, admin.data)
         for workspace, names in {"desk": ("chat", "batch"), "code": ("agent",)}.items():
             admin.workspace(workspace)

@@ -493,7 +493,8 @@ def test_amounts_are_amounts_and_facts_are_not() -> None:
         field.name: None for field in msgspec.structs.fields(Turn) if field.required
     }
     values |= {"approximate": "kvzip at 0.5", "cost_nano": 0, "saved_nano": 0}
-    facts, amounts = turn_facts(Turn(**values)), turn_amounts(Turn(**values))
+    facts = turn_facts(Turn(**values))
+    amounts = turn_amounts(Turn(**values))
     assert facts["Approximate"] == "kvzip at 0.5"
     measured = ("In the queue", "Prefill", "First token", "Decode", "Duration")
     assert {name for name in amounts if "(tokens)" not in name} == {

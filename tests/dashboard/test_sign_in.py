@@ -226,7 +226,8 @@ def client_of(key: str) -> AdminClient:
 def test_a_session_ends_by_time_by_hand_and_when_there_are_too_many() -> None:
     now = [0.0]
     sessions = Sessions(100.0, lambda: now[0])
-    first, second = sessions.open(client_of("a"), ABOUT), sessions.open(client_of("a"), ABOUT)
+    first = sessions.open(client_of("a"), ABOUT)
+    second = sessions.open(client_of("a"), ABOUT)
     pair = [sessions.find(first), sessions.find(second)]
     assert pair[0] and pair[1] and pair[0].client is pair[1].client, "one key, one client"
     sessions.close(first)

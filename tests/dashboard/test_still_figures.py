@@ -46,7 +46,8 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def opened(show: Show, url: str, name: str, minutes: int) -> AppTest:
     """The page of all requests, so many minutes after the last one."""
-    since, until = START, START + timedelta(hours=10, minutes=minutes)
+    since = START
+    until = START + timedelta(hours=10, minutes=minutes)
     moments = {"from": f"{since:%Y-%m-%dT%H:%M}", "to": f"{until:%Y-%m-%dT%H:%M}"}
     return show(url, name, range="custom", **moments)
 

@@ -23,7 +23,8 @@ WAIT_SECONDS = 180.0
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    data, turns = tmp_path_factory.mktemp("week"), list(week())
+    data = tmp_path_factory.mktemp("week")
+    turns = list(week())
     with serve_gateway(data, "http://127.0.0.1:9", turns=turns) as url:
         yield url
 

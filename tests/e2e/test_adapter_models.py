@@ -133,7 +133,8 @@ def test_an_activated_adapter_reads_what_the_base_wrote(gateway: Gateway) -> Non
 
 @pytest.mark.parametrize("model", ["tiny:nobody", "nobody:blue", "support:blue", "tiny:", ":blue"])
 def test_an_unknown_adapter_is_a_404_in_each_dialect(gateway: Gateway, model: str) -> None:
-    asking, said = replace(gateway, model=model), [{"role": "user", "content": "hi"}]
+    asking = replace(gateway, model=model)
+    said = [{"role": "user", "content": "hi"}]
     replies = {
         path: asking.send(path, messages=said, max_tokens=1)
         for path in ("/v1/messages", "/v1/chat/completions")
@@ -146,7 +147,8 @@ def test_an_unknown_adapter_is_a_404_in_each_dialect(gateway: Gateway, model: st
     with OpenAI(base_url=f"{gateway.url}/v1", api_key=API_KEY) as client:
         with pytest.raises(NotFoundError, match="model"):
             client.responses.create(model=model, input="hi")
-    url, contents = f"{gateway.url}/v1beta/models/{model}", [{"parts": [{"text": "hi"}]}]
+    url = f"{gateway.url}/v1beta/models/{model}"
+    contents = [{"parts": [{"text": "hi"}]}]
     headers = {"x-goog-api-key": API_KEY}
     gemini = httpx.post(f"{url}:generateContent", json={"contents": contents}, headers=headers)
     assert gemini.status_code == 404 and gemini.json()["error"]["status"] == "NOT_FOUND"

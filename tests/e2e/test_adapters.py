@@ -114,7 +114,8 @@ def read(answer: Answer) -> int:
 
 def test_no_adapter_reads_what_another_or_the_base_wrote(either: Engine) -> None:
     """Probes in every order. Answers are those of a cold prompt."""
-    names, text = ["", "blue", "red"], either.text(200)
+    names = ["", "blue", "red"]
+    text = either.text(200)
     cold = {name: ask(either, (text, TAIL), name) for name in names}
     end = either.ends(prompt(text))[0]
     for name in names:
@@ -134,7 +135,8 @@ def test_no_adapter_reads_what_another_or_the_base_wrote(either: Engine) -> None
 
 
 def test_an_activated_adapter_and_the_base_share_one_entry(engine: Engine) -> None:
-    text, second_text = engine.text(200), engine.text(200)
+    text = engine.text(200)
+    second_text = engine.text(200)
     end = engine.ends(prompt(text))[0]
     # By the base first, then by the adapter; and the other way round.
     for name, then, words in (("", "judge", text), ("judge", "", second_text)):
@@ -179,7 +181,8 @@ def test_several_adapters_in_one_step_answer_as_alone(model: Path, folder: Path)
     small = settings_of(model, folder, NUM_BLOCKS=84, SPECULATION="ngram")
     with running_engine("native", small) as engine:
         # The pool has no room for all: some are preempted, and computed again.
-        streams, together = [], list[str]()
+        streams = []
+        together = list[str]()
         for text, name in zip(texts, names, strict=True):
             request = engine.request(prompt(*text), SCOPE, max_tokens=64)
             request = msgspec.structs.replace(request, adapter=digest_of(engine, name))
@@ -218,7 +221,8 @@ def test_an_adapter_that_was_trained_again_reads_nothing_of_the_old_one(
 
 def test_unloading_waits_for_its_requests_and_ends_its_leases(either: Engine) -> None:
     text = either.text(200)
-    blue, words = digest_of(either, "blue"), (text, TAIL)
+    blue = digest_of(either, "blue")
+    words = (text, TAIL)
     short = ask(either, words, "blue", max_tokens=64).text()
     ask(either, words)
     assert [entry.state for entry in either.entries(SCOPE)] == ["leased", "leased"]
@@ -288,7 +292,8 @@ def test_what_can_not_be_loaded_is_told_alone(either: Engine, model: Path, folde
 def test_vllm_computes_what_the_native_engine_does(model: Path, folder: Path) -> None:
     """Alone and several in one step. An adapter has one digest on both."""
     write_adapter(model, folder / "patterns", 5, rank_pattern={"q_proj": 3}, use_rslora=True)
-    names, on_vllm = ["", "blue", "red", "patterns"], settings_of(model, folder, BLOCK_SIZE=32)
+    names = ["", "blue", "red", "patterns"]
+    on_vllm = settings_of(model, folder, BLOCK_SIZE=32)
     on_vllm["VLLM_ARGS"] = '{"max_model_len": 4096}'
     with running_engine("native", settings_of(model, folder)) as engine:
         texts = {name: engine.text(80) for name in names}

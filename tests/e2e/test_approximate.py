@@ -103,7 +103,8 @@ def restart(fleet: Fleet) -> None:
 
 @pytest.mark.timeout(900)
 def test_a_compressed_prefix_is_asked_for_told_and_outlives_a_restart(tmp_path: Path) -> None:
-    keep, question = {"keep": 0.5}, "What does line 7 say?"
+    keep = {"keep": 0.5}
+    question = "What does line 7 say?"
     with stored(tmp_path) as (fleet, asking):
         path = "system.0.cache_control.holdfast"
         assert path in refused(asking.marked(question, keep))

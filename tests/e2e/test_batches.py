@@ -67,7 +67,8 @@ def test_rows_of_one_prefix_run_together_and_are_billed_each(url: str) -> None:
     writers = [m for m in messages if not m.usage.cache_read_input_tokens]
     assert len(writers) == 3, "the first row of a prefix writes what all others read"
     for message in messages:
-        turn, usage = Admin(url).recorded(message.id), message.usage
+        turn = Admin(url).recorded(message.id)
+        usage = message.usage
         assert turn["cache_read_tokens"] == usage.cache_read_input_tokens
         assert turn["cache_write_5m_tokens"] == usage.cache_creation_input_tokens
         assert turn["input_tokens"] == usage.input_tokens

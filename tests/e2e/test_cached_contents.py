@@ -125,7 +125,8 @@ def test_an_end_can_be_moved_both_ways(sdk: genai.Client, url: str) -> None:
 def test_a_deletion_ends_the_lease_unless_another_content_has_the_same_prompt(
     sdk: genai.Client, url: str
 ) -> None:
-    first, twin = create(sdk, "twins"), create(sdk, "twins")
+    first = create(sdk, "twins")
+    twin = create(sdk, "twins")
     [lease] = [lease for name in (first.name, twin.name) for lease in lease_of(url, name)]
     entry = lease["entry"]["name"]
     assert first.name is not None and twin.name is not None

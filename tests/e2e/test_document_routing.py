@@ -46,7 +46,8 @@ def test_documents_are_read_where_most_of_their_tokens_are(tmp_path: Path) -> No
         writer, reader = fleet.gateways
         for gateway in fleet.gateways:
             Asking(gateway.url).allow()
-        asking, copied = Asking(reader.url), dict[str, int]()
+        asking = Asking(reader.url)
+        copied = dict[str, int]()
         for number, name in enumerate(TEXTS):
             for index in range(3):
                 writer.use(index, "resume" if index == number else "drain")

@@ -60,7 +60,8 @@ def test_turns_that_come_while_the_only_engine_stands_still_are_all_served(pair:
 
     with ThreadPoolExecutor() as pool:
         with standing_still(pair):
-            began, statuses = time.monotonic(), set()
+            began = time.monotonic()
+            statuses = set()
             futures = [pool.submit(send, at, began) for at in (0.2, 2.0, 4.5)]
             # A busy gateway may take longer than the pause to notice.
             while time.monotonic() < began + PAUSE_SECONDS or "unsure" not in statuses:

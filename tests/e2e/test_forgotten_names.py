@@ -11,7 +11,9 @@ from tests.e2e.fleet import Gateway, running_fleet
 from tests.e2e.test_routing import SETTINGS, prompt
 from tests.gateway.serving import eventually, metric, serve_gateway
 
-NUM_PROMPTS, NUM_OTHERS, NUM_NAMES = 8, 30, 16
+NUM_PROMPTS = 8
+NUM_OTHERS = 30
+NUM_NAMES = 16
 EXPECTED_SECONDS = 1.0
 """For so long what was sent counts before the engine's event."""
 

@@ -37,7 +37,8 @@ def ask(engine: Engine, text: str, tail: str, **wishes: int) -> Answer:
 def test_a_state_is_exact_in_every_tier(settings: dict[str, str | int | float]) -> None:
     with running_engine("native", settings) as engine:
         assert engine.description.state_blocks > 0
-        text, tail = engine.text(200), engine.text(20)
+        text = engine.text(200)
+        tail = engine.text(20)
         cold = ask(engine, text, tail)
         end = engine.ends(prompt(text, tail))[0]
         assert (cold.usage.cache_read_tokens, cold.usage.cache_write_1h_tokens) == (0, end)

@@ -27,7 +27,8 @@ pytestmark = [
     pytest.mark.skipif("VLLM_PYTHON" not in os.environ, reason="VLLM_PYTHON names no interpreter"),
     pytest.mark.timeout(900),
 ]
-MODEL, BLOCK_SIZE = "tiny-eyes", 32
+MODEL = "tiny-eyes"
+BLOCK_SIZE = 32
 MODELS_TOML = """default = "tiny-eyes"
 
 [[models]]
@@ -68,7 +69,8 @@ class House(NamedTuple):
 def house(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[House]:
-    backend, write = request.param, write_idefics
+    backend = request.param
+    write = write_idefics
     if backend in SEEING_MODELS:
         program = (
             "from importlib.util import find_spec as f; import sys; sys.exit(not f('torchvision'))"
@@ -99,7 +101,8 @@ def ask(client: Anthropic, content: Any, *more: dict[str, Any]) -> Any:
     }
     counted = client.messages.count_tokens(**body).input_tokens
     usage = client.messages.create(**body, max_tokens=4).usage
-    read, written = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
+    read = usage.cache_read_input_tokens or 0
+    written = usage.cache_creation_input_tokens or 0
     assert usage.input_tokens + read + written == counted
     return usage
 
@@ -166,7 +169,9 @@ def test_a_screenshot_in_a_tool_result_is_read_in_the_next_turn(house: House) ->
 
 def test_images_are_read_wherever_they_stand(house: House) -> None:
     """First of all, one behind the other, and beside line breaks."""
-    about, first_image, second_image = handbook(1), block(large(shade=1)), block(large(shade=2))
+    about = handbook(1)
+    first_image = block(large(shade=1))
+    second_image = block(large(shade=2))
     with house.client() as client:
         for parts in (
             [first_image, text(f"\n{about}")],
@@ -184,7 +189,8 @@ def test_images_are_read_wherever_they_stand(house: House) -> None:
 
 
 def test_every_dialect_shows_the_same_image_and_reads_the_others_entry(house: House) -> None:
-    about, data = handbook(1), png(60, 60, shade=44)
+    about = handbook(1)
+    data = png(60, 60, shade=44)
     url = f"data:image/png;base64,{b64encode(data).decode()}"
     with house.client() as client:
         written = ask(client, [text(about), block(data, marked=True)])

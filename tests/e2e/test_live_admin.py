@@ -58,7 +58,8 @@ def test_a_lease_that_is_dropped_is_gone_in_the_engine(stack: Stack, keys: dict[
     before = [lease["entry"]["entry"] for lease in leases(stack, "theirs")]
     send(stack, keys["theirs"], "Dropped. " + SYSTEM)
     (lease,) = [lease for lease in leases(stack, "theirs") if lease["entry"]["entry"] not in before]
-    entry, engine = lease["entry"]["entry"], lease["engine"]
+    entry = lease["entry"]["entry"]
+    engine = lease["engine"]
     for name, key in keys.items():
         assert {lease["workspace"] for lease in Admin(stack.gateway, key).get("leases")} <= {name}
     admin = Admin(stack.gateway)
@@ -85,7 +86,8 @@ def test_a_lease_that_is_dropped_is_gone_in_the_engine(stack: Stack, keys: dict[
 
 def test_samples_and_history_are_of_the_turns_that_were(stack: Stack, keys: dict[str, str]) -> None:
     answer = send(stack, keys["mine"], "Sampled. " + SYSTEM)
-    mine, admin = Admin(stack.gateway, keys["mine"]), Admin(stack.gateway)
+    mine = Admin(stack.gateway, keys["mine"])
+    admin = Admin(stack.gateway)
 
     def sampled() -> Any:
         return {sample["id"]: sample for sample in mine.get("latency/samples")["samples"]}

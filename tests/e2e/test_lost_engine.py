@@ -36,7 +36,8 @@ def begun(
     """Turns of these dialects, streamed or in one piece, that wait for their first token."""
 
     def ask(path: str, stream: bool) -> httpx.Response:
-        gateway, question = fleet.gateway, f"{path} {stream}"
+        gateway = fleet.gateway
+        question = f"{path} {stream}"
         if path == "messages":
             return gateway.ask(f"{question} {SYSTEM}", question, stream=stream)
         said = [{"role": "system", "content": f"{question} {SYSTEM}"}]

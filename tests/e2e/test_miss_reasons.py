@@ -90,7 +90,8 @@ def test_a_changed_message_is_told_of_the_markers_behind_it(steady: Fleet) -> No
 
 
 def test_cold_then_read_and_the_ledger_says_the_same(steady: Fleet) -> None:
-    text, gateway = handbook(20), steady.gateway
+    text = handbook(20)
+    gateway = steady.gateway
     for expected in ("cold", None):
         answer = gateway.answer(text)
         assert answer["holdfast"]["miss_reason"] == expected

@@ -73,7 +73,8 @@ def by_messages(http: httpx.Client, system: str, talk: Talk) -> Told:
 
 def told_of_message(answer: dict[str, Any]) -> Told:
     usage = answer["usage"]
-    read, written = usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]
+    read = usage["cache_read_input_tokens"]
+    written = usage["cache_creation_input_tokens"]
     prompt = usage["input_tokens"] + read + written
     text = answer["content"][0]["text"]
     output = usage["output_tokens"]
@@ -102,7 +103,8 @@ def told_of_openai(answer: dict[str, Any], prefix: str, text: str, names: tuple[
     usage = answer["usage"]
     prompt, output = (usage[f"{name}_tokens"] for name in names)
     details = usage[f"{names[0]}_tokens_details"]
-    cached, written = details["cached_tokens"], details["cache_write_tokens"]
+    cached = details["cached_tokens"]
+    written = details["cache_write_tokens"]
     read = cached - answer["holdfast"]["automatic_tokens"]
     turn_id = f"msg_{answer['id'].removeprefix(prefix)}"
     return Told(turn_id, text, prompt, cached, written, output, read, entry_of(answer), False)
@@ -124,7 +126,8 @@ def by_generate_content(http: httpx.Client, system: str, talk: Talk) -> Told:
     usage = answer["usageMetadata"]
     read = usage.get("cachedContentTokenCount", 0)
     text = answer["candidates"][0]["content"]["parts"][0]["text"]
-    prompt, output = usage["promptTokenCount"], usage["candidatesTokenCount"]
+    prompt = usage["promptTokenCount"]
+    output = usage["candidatesTokenCount"]
     turn_id = answer["responseId"]
     return Told(turn_id, text, prompt, read, None, output, read, entry_of(answer), True)
 

@@ -63,7 +63,8 @@ def test_a_native_engine_with_another_folder_of_one_name_is_refused(
 
 def test_an_engine_in_front_of_a_server_that_changed_its_model_is_refused(tmp_path: Path) -> None:
     """The engine ends by itself; the one that is started in its place has its name, not its id."""
-    script, secret = Script(), SecretStr(SECRET)
+    script = Script()
+    secret = SecretStr(SECRET)
     changes = {"models": None, "engine_secret": secret, "queue_seconds": 0}
     with serving_script(script) as server:
         with engine_before(server) as engine:

@@ -32,7 +32,8 @@ def check(admin: Gateway) -> None:
     for name, days in (("kept", 1), ("unkept", None), ("as-one", None)):
         admin.workspace(name, keep_days=days)
         keys[name] = [admin.make_key(name)[1] for _ in range(2)]
-    num_turns, writes = 0, {}
+    num_turns = 0
+    writes = {}
 
     def ask(key: str, system: str, tools: Any = ()) -> dict[str, Any]:
         nonlocal num_turns

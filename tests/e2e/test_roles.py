@@ -22,7 +22,8 @@ from tests.e2e.prompts import handbook
 from tests.e2e.test_shared_store import settings_of
 from tests.gateway.serving import eventually
 
-PREFILL, DECODE = 0, 1
+PREFILL = 0
+DECODE = 1
 ROLES = [{"ENGINE_ROLE": "prefill"}, {"ENGINE_ROLE": "decode"}]
 WAIT_SECONDS = 180.0
 # One running answer is enough.
@@ -48,7 +49,9 @@ def fleet(shared: Fleet) -> Fleet:
 @contextmanager
 def running_answer(fleet: Fleet) -> Iterator[None]:
     """An answer that goes on at the engine that decodes."""
-    gateway, stopping, begun = fleet.gateway, threading.Event(), threading.Event()
+    gateway = fleet.gateway
+    stopping = threading.Event()
+    begun = threading.Event()
     body = {
         "model": gateway.model,
         "messages": [{"role": "user", "content": "Go on."}],
@@ -112,12 +115,14 @@ def ask(gateway: Gateway, system: str, *, stream: bool = False) -> dict[str, Any
 def test_a_long_new_prompt_is_prefilled_by_one_engine_answered_by_another(
     fleet: Fleet, stream: bool
 ) -> None:
-    gateway, system = fleet.gateway, handbook(160)
+    gateway = fleet.gateway
+    system = handbook(160)
     with running_answer(fleet):
         before = computed(fleet)
         answer = ask(gateway, system, stream=stream)
         prefilled, decoded = (now - then for now, then in zip(computed(fleet), before, strict=True))
-        usage, holdfast = answer["usage"], answer["holdfast"]
+        usage = answer["usage"]
+        holdfast = answer["holdfast"]
         written = usage["cache_creation_input_tokens"]
         assert holdfast["engine"] == "engine-1"
         assert written > 2500 and usage["cache_read_input_tokens"] == 0
@@ -143,7 +148,8 @@ def test_a_long_new_prompt_is_prefilled_by_one_engine_answered_by_another(
 
 
 def test_a_chat_completion_in_two_legs_says_the_same(fleet: Fleet) -> None:
-    gateway, system = fleet.gateway, handbook(160)
+    gateway = fleet.gateway
+    system = handbook(160)
     said = [{"role": "system", "content": system}, {"role": "user", "content": "Why?"}]
     with running_answer(fleet):
         before = computed(fleet)
@@ -155,7 +161,8 @@ def test_a_chat_completion_in_two_legs_says_the_same(fleet: Fleet) -> None:
 
 
 def test_an_adapter_reads_in_the_second_leg_what_it_wrote_in_the_first(fleet: Fleet) -> None:
-    gateway, system = fleet.gateway, handbook(160)
+    gateway = fleet.gateway
+    system = handbook(160)
     with running_answer(fleet):
         before = computed(fleet)
         blue = replace(gateway, model=f"{gateway.model}:blue")
@@ -181,7 +188,8 @@ def test_short_prompts_go_straight_to_the_engine_that_decodes(fleet: Fleet) -> N
 
 @pytest.mark.parametrize("killed", [PREFILL, DECODE])
 def test_a_kill_of_either_engine_fails_no_turn(fleet: Fleet, killed: int) -> None:
-    gateway, system = fleet.gateway, handbook(400)
+    gateway = fleet.gateway
+    system = handbook(400)
     with running_answer(fleet), ThreadPoolExecutor(1) as pool:
         future = pool.submit(ask, gateway, system)
         eventually(lambda: fleet.stats(PREFILL)["running"] == 1, WAIT_SECONDS)
@@ -198,7 +206,8 @@ def test_a_kill_of_either_engine_fails_no_turn(fleet: Fleet, killed: int) -> Non
 
 
 def test_a_client_that_leaves_in_the_first_leg_pays_what_was_computed(fleet: Fleet) -> None:
-    gateway, system = fleet.gateway, handbook(400)
+    gateway = fleet.gateway
+    system = handbook(400)
     before = {row["id"] for row in gateway.get("turns?limit=1000")}
     with running_answer(fleet):
         body = {

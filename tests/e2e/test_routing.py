@@ -74,7 +74,8 @@ def test_what_one_gateway_sent_is_load_to_the_other(fleet: Fleet) -> None:
 
     def has_risen() -> bool:
         # What others sent before fades meanwhile: it is a step that is looked for, not a level.
-        earlier, loads[engine] = loads[engine], recent(engine)
+        earlier = loads[engine]
+        loads[engine] = recent(engine)
         return loads[engine] > earlier + written / 2
 
     eventually(has_risen)

@@ -50,7 +50,8 @@ def write(fleet: Fleet, system: str, onto: int) -> tuple[dict[str, Any], set[str
 
     Return the answer, and the names of what both can read.
     """
-    gateway, elsewhere = fleet.gateway, 1 - onto
+    gateway = fleet.gateway
+    elsewhere = 1 - onto
     before = fleet.held_names(elsewhere)
     gateway.use(elsewhere, "drain")
     answer = ask(gateway, system)
@@ -78,7 +79,8 @@ def places(fleet: Fleet, number: int, names: set[str]) -> set[tuple[str, bool]]:
 
 def check_loaded(first: dict[str, Any], again: dict[str, Any], engine: str) -> None:
     """The second answer is the first one, of another engine that read all that was written."""
-    usage, holdfast = again["usage"], again["holdfast"]
+    usage = again["usage"]
+    holdfast = again["holdfast"]
     written = first["usage"]["cache_creation_input_tokens"]
     assert holdfast["engine"] == engine and holdfast["read_tier"] == "disk"
     assert usage["cache_read_input_tokens"] == written > 1000
@@ -90,7 +92,8 @@ def check_loaded(first: dict[str, Any], again: dict[str, Any], engine: str) -> N
 
 
 def test_what_one_engine_wrote_the_other_loads_and_the_gateway_knows_it(fleet: Fleet) -> None:
-    gateway, system = fleet.gateway, handbook(80)
+    gateway = fleet.gateway
+    system = handbook(80)
     first, names = write(fleet, system, onto=0)
     assert places(fleet, 0, names) == {("device", True)}
     assert places(fleet, 1, names) == {("disk", False)}, "nothing of that engine holds it"
@@ -109,7 +112,8 @@ def test_what_one_engine_wrote_the_other_loads_and_the_gateway_knows_it(fleet: F
 
 
 def test_what_a_killed_engine_wrote_is_read_by_the_other_and_by_its_successor(fleet: Fleet) -> None:
-    gateway, system = fleet.gateway, handbook(80)
+    gateway = fleet.gateway
+    system = handbook(80)
     first, names = write(fleet, system, onto=1)
     fleet.kill(1)
     check_loaded(first, ask(gateway, system), "engine-0")

@@ -17,7 +17,8 @@ DOCUMENT = "France is a country in Europe. Its capital is Paris. " * 100
 def test_a_real_model_answers_alike_behind_a_written_and_a_read_prefix(tmp_path: Path) -> None:
     settings = {"ENGINE_MODEL": str(HOME), "ENGINE_NUM_BLOCKS": "512"}
     with running_fleet(tmp_path, settings=settings, backend="native") as fleet:
-        asking, question = replace(fleet.gateway, model=HOME.name), "What is the capital of France?"
+        asking = replace(fleet.gateway, model=HOME.name)
+        question = "What is the capital of France?"
         written, read = (
             asking.answer(DOCUMENT, question, max_tokens=16, temperature=0) for _ in range(2)
         )

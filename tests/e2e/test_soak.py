@@ -35,7 +35,8 @@ SPARE_FDS = 8
 MIB = 1 << 20
 # Between two rounds of the same load: allocators keep some of what was freed.
 MAX_ADDED_MIB = 16
-MAX_MIB_AN_HOUR, MAX_FDS_AN_HOUR = 8, 8
+MAX_MIB_AN_HOUR = 8
+MAX_FDS_AN_HOUR = 8
 # Odd, so that each goes through both of two gateways.
 _HANDBOOKS = 31
 
@@ -170,7 +171,8 @@ class Soak:
 
 async def run_soak(fleet: Fleet, seconds: float, clients: int, pause: float, seed: int = 1) -> Soak:
     """Hits, misses, aborts and errors, by so many clients at once."""
-    soak, until = Soak(), time.monotonic() + seconds
+    soak = Soak()
+    until = time.monotonic() + seconds
 
     async def watch() -> None:
         while time.monotonic() < until:
@@ -253,7 +255,8 @@ def test_all_streams_are_whole_and_nothing_grows(tmp_path: Path) -> None:
         assert end.fds - before[url].fds <= SPARE_FDS, url
         if number(False, True):
             history = soak.history[url]
-            memory, fds = slope_an_hour(history, "rss") / MIB, slope_an_hour(history, "fds")
+            memory = slope_an_hour(history, "rss") / MIB
+            fds = slope_an_hour(history, "fds")
             told(url, added_mib=(again[url].rss - before[url].rss) / MIB, mib_an_hour=memory)
             assert again[url].rss - before[url].rss <= MAX_ADDED_MIB * MIB, url
             assert memory <= MAX_MIB_AN_HOUR and fds <= MAX_FDS_AN_HOUR, url

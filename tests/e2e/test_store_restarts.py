@@ -105,7 +105,8 @@ class Trial:
     def __init__(self, folder: Path, *, turns: int, words: int) -> None:
         """`turns` are prompts before and after each restart, of `words` at most."""
         self._settings = {**SETTINGS, "STORE": str(folder / "store")}
-        self._turns, self._words = turns, words
+        self._turns = turns
+        self._words = words
         self._rng = random.Random(1)
         self._expected: dict[str, str] = {}
         self._due: dict[str, tuple[str, str, int]] = {}

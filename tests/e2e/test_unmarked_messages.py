@@ -49,7 +49,8 @@ def test_what_marks_nothing_is_held_where_the_setting_says_so(tmp_path: Path) ->
         with Anthropic(base_url=holding.url, api_key=API_KEY, max_retries=0, timeout=120) as sdk:
             answers = conversation(sdk, "Who sleeps where?")
             for before, after in pairwise(answers):
-                usage, last = after.usage, before.usage
+                usage = after.usage
+                last = before.usage
                 whole = (last.cache_read_input_tokens or 0) + last.cache_creation_input_tokens
                 assert usage.cache_read_input_tokens == whole, "all that was held is read"
                 assert extension(after)["auto_cache"] == {"mode": "conversation", "ttl": "5m"}

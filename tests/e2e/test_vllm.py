@@ -28,7 +28,8 @@ id = "{MODEL}"
 engine_model = "holdfast-demo"
 min_cache_tokens = 64
 """
-NUM_BLOCKS, BLOCK_SIZE = 256, 32
+NUM_BLOCKS = 256
+BLOCK_SIZE = 32
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,8 @@ def said(message: Message) -> str:
 
 
 def test_what_was_marked_alone_survives_a_flood(client: Anthropic, engine: Engine) -> None:
-    text, unmarked = handbook(80), handbook(80)
+    text = handbook(80)
+    unmarked = handbook(80)
     before = engine.stats()
     written = ask(client, text)
     tokens = written.usage.cache_creation_input_tokens or 0

@@ -103,12 +103,14 @@ def test_rate_limits_count_no_wall_time(tmp_path: Path) -> None:
     rng = random.Random(77)
     # The gateway looks at the wall as often as it likes, which must not change what is asked when.
     clock = Jumping(random.Random(78))
-    wrong, statuses = 0, []
+    wrong = 0
+    statuses = []
     with serving(tmp_path, clock) as (gateway, _):
         wait_until_ready(gateway)
         gateway.workspace("limited", requests_per_minute=4)
         limited = replace(gateway, own=gateway.make_key("limited")[1])
-        level, last = 4.0, clock.now
+        level = 4.0
+        last = clock.now
         for step in range(STEPS):
             clock.now += rng.choice((0.0, 1.1, 13.7, 16.3, 100.0))
             level = min(4.0, level + (clock.now - last) * 4 / 60)

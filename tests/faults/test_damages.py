@@ -41,7 +41,9 @@ from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import serve
 from tests.migrated import migrate
 
-OPEN, CLOSED, DRAINED = 6, 12, 12
+OPEN = 6
+CLOSED = 12
+DRAINED = 12
 FILES = ("journal.db", "journal.db-wal", "journal.db-shm", "instances")
 _ENGINE = "engine-0"
 _PAGE = 4096
@@ -143,7 +145,8 @@ async def prepare(data: Path) -> list[str]:
         counts = counts_of(turns[done].id)
         assert counts.usage is not None
         turns[done].take_usage(counts.usage)
-        turns[done].outcome, turns[done].output_tokens = "stop", counts.output_tokens
+        turns[done].outcome = "stop"
+        turns[done].output_tokens = counts.output_tokens
         await journal.close(turns[done])
         if done < DRAINED:
             await drain.step()
@@ -192,7 +195,8 @@ async def start_here(data: Path, unacknowledged: list[str]) -> None:
     """The parts of a start, one after the other."""
     journal = Journal(data / "journal").start()
     ledger = Ledger(f"sqlite+aiosqlite:///{data}/ledger.db")
-    witness, metrics = _Witness(unacknowledged), Metrics()
+    witness = _Witness(unacknowledged)
+    metrics = Metrics()
     charge = Billing(load_prices(), metrics).charge
     reconciler = Reconciler(journal, [witness], metrics, charge, time.monotonic, ledger.known)
     drain = Drain(journal, ledger.insert_turns, witness.drained, metrics, ledger.known)
@@ -215,7 +219,9 @@ def start_a_gateway(data: Path, unacknowledged: list[str], outcome: Outcome) -> 
             [*python("gateway"), "serve"], gateway_environment(port, data, [engine_url]), log
         )
         try:
-            deadline, since, last = time.monotonic() + _WAIT_SECONDS, 0.0, None
+            deadline = time.monotonic() + _WAIT_SECONDS
+            since = 0.0
+            last = None
             while process.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.2)
                 try:
@@ -224,7 +230,8 @@ def start_a_gateway(data: Path, unacknowledged: list[str], outcome: Outcome) -> 
                     continue
                 state = (journal["journal"]["backlog"], len(engine.final))
                 if state != last:
-                    last, since = state, time.monotonic()
+                    last = state
+                    since = time.monotonic()
                 if time.monotonic() - since > _STEADY_SECONDS:
                     break
             if process.poll() is not None:

@@ -69,7 +69,8 @@ async def leave(url: str, rng: random.Random, where: Where) -> None:
 
 
 async def leave_over_and_over(stack: Stack, count: int) -> Counter[Where]:
-    rng, places = random.Random(6), Counter[Where]()
+    rng = random.Random(6)
+    places = Counter[Where]()
     free = asyncio.Semaphore(AT_ONCE)
 
     async def leave_once() -> None:

@@ -65,7 +65,8 @@ def test_no_restart_of_an_engine_leads_to_a_read_of_what_is_gone(tmp_path: Path)
             askers.stop()
         rows = fleet.gateway.rows()
     rows.sort(key=lambda row: (row["opened_at"], row["id"]))
-    firsts, reads = Counter[str](), 0
+    firsts = Counter[str]()
+    reads = 0
     keys: set[tuple[str, str]] = set()
     for row in rows:
         if not row["epoch"] or row["outcome"] not in ("stop", "length"):

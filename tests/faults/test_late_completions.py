@@ -47,7 +47,8 @@ def final(request_id: str, tokens: int) -> FinalCounts:
 def test_counts_in_any_order_close_each_turn_once(tmp_path: Path) -> None:
     """What engines testify to the reconciler: of turns that are open, closed, retired, another
     gateway's or nobody's, again and again."""
-    events, turns = number(1000, 10_000), number(50, 500)
+    events = number(1000, 10_000)
+    turns = number(50, 500)
     rng = random.Random(14)
     settled = Counter[str]()
 
@@ -56,7 +57,9 @@ def test_counts_in_any_order_close_each_turn_once(tmp_path: Path) -> None:
         Billing(load_prices(), Metrics()).charge(turn)
 
     async def check() -> dict[str, int]:
-        journal, witness, metrics = Journal(tmp_path / "j").start(), Witness(), Metrics()
+        journal = Journal(tmp_path / "j").start()
+        witness = Witness()
+        metrics = Metrics()
         reconciler = Reconciler(journal, [witness], metrics, charge, lambda: 0.0)
         truth: dict[str, int] = {}
         left = [record(journal, n) for n in range(turns)]
@@ -95,7 +98,8 @@ def fuzzed_frames(rng: random.Random, told_frames: Counter[str]) -> Any:
     """Right beginnings and ends, and between and behind them whatever does not belong there."""
 
     def script(request: GenerateRequest, usage: InputUsage) -> list[Frame | float | bytes]:
-        mine, unknown = request.request_id, f"msg_unknown{rng.random()}"
+        mine = request.request_id
+        unknown = f"msg_unknown{rng.random()}"
         receipt = Receipt(name_tokens=[0] * len(request.names), num_held=0)
         strange: list[Frame | float | bytes] = [
             Done(request_id=mine, output_tokens=rng.randrange(100)),
@@ -128,7 +132,9 @@ def fuzzed_frames(rng: random.Random, told_frames: Counter[str]) -> Any:
 def test_frames_that_do_not_belong_there_break_one_turn_at_most(tmp_path: Path) -> None:
     """About two and a half fuzzed frames a turn."""
     turns = number(200, 4000)
-    rng, kinds, ends = random.Random(41), Counter[str](), Counter[str]()
+    rng = random.Random(41)
+    kinds = Counter[str]()
+    ends = Counter[str]()
     engine = ScriptedEngine()
     with (
         serve(engine) as engine_url,
@@ -159,11 +165,13 @@ def test_frames_that_do_not_belong_there_break_one_turn_at_most(tmp_path: Path) 
 
 @pytest.mark.timeout(1800)
 def test_an_engine_takes_cancels_and_acknowledgements_of_anything(tmp_path: Path) -> None:
-    events, rng = number(100, 10_000), random.Random(44)
+    events = number(100, 10_000)
+    rng = random.Random(44)
     settings = {"ENGINE_SYNTHETIC_DECODE_MS": "1", "ENGINE_LOG_LEVEL": "error"}
     quiet = {"HOLDFAST_LOG_LEVEL": "error"}
     with running_stack(tmp_path, "synthetic", settings, quiet) as stack, stack.engine_client() as e:
-        gateway, known = Gateway(stack.gateway), list[str]()
+        gateway = Gateway(stack.gateway)
+        known = list[str]()
         for event in range(events):
             if event % 20 == 0:
                 reply = gateway.send(**body(model="synthetic", max_tokens=rng.randrange(1, 20)))

@@ -41,7 +41,10 @@ from tests.gateway.records import ledger_rows
 from tests.gateway.serving import eventually
 from tests.postgres import new_database
 
-REQUESTS, TOKENS, CONCURRENCY, SPEND = 60, 10_000, 4, 400_000_000
+REQUESTS = 60
+TOKENS = 10_000
+CONCURRENCY = 4
+SPEND = 400_000_000
 LIMITS: dict[str, dict[str, int]] = {
     "requests": {"requests_per_minute": REQUESTS},
     "tokens": {"tokens_per_minute": TOKENS},
@@ -125,7 +128,8 @@ class Gateways:
             )
             for environment in environments
         ]
-        self.last, self.urls = self._all[-1], [gateway.url for gateway in self._all]
+        self.last = self._all[-1]
+        self.urls = [gateway.url for gateway in self._all]
         eventually(
             lambda: all(report["limits_hold"] == "all_gateways" for report in self.readiness())
         )
@@ -214,7 +218,8 @@ def load(
 @contextmanager
 def most_at_once(engine: str) -> Iterator[list[int]]:
     """How many turns the engine had, asked all the time."""
-    counts, ended = list[int](), threading.Event()
+    counts = list[int]()
+    ended = threading.Event()
 
     def watch() -> None:
         headers = {"authorization": f"Bearer {ENGINE_SECRET}"}

@@ -54,8 +54,10 @@ def check_round(answers: list[dict[str, Any]]) -> Counter[str]:
     reasons = Counter[str]()
     computed = 0
     for answer in answers:
-        usage, extension = answer["usage"], answer["holdfast"]
-        read, written = usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]
+        usage = answer["usage"]
+        extension = answer["holdfast"]
+        read = usage["cache_read_input_tokens"]
+        written = usage["cache_creation_input_tokens"]
         assert read + written == PREFIX_TOKENS and (read == 0 or written == 0), answer
         assert (extension["miss_reason"] is None) == (read > 0), answer
         prompt = read + written + usage["input_tokens"]
@@ -73,7 +75,8 @@ def check_round(answers: list[dict[str, Any]]) -> Counter[str]:
 
 @pytest.mark.timeout(3600)
 def test_a_cold_prefix_is_computed_once_and_read_once_it_is_there(tmp_path: Path) -> None:
-    rounds, clients = number(3, 200), number(16, 64)
+    rounds = number(3, 200)
+    clients = number(16, 64)
     with running_fleet(tmp_path, 1, 1, ENGINE, GATEWAY) as fleet:
         answers = asyncio.run(play(fleet, rounds, clients))
         eventually(lambda: fleet.stats(0)["unacknowledged"] == 0)

@@ -18,7 +18,8 @@ from tests.e2e.fleet import Fleet, running_fleet
 from tests.e2e.kills import idle_stats
 from tests.faults.sizes import number, told
 
-BLOCKS, BLOCK_TOKENS = 512, 16
+BLOCKS = 512
+BLOCK_TOKENS = 16
 PROMPT_TOKENS = 1024
 OVERCOMMIT = 10
 CLIENTS = OVERCOMMIT * BLOCKS * BLOCK_TOKENS // PROMPT_TOKENS
@@ -88,7 +89,9 @@ async def read_over_and_over(
 
 
 async def overcommit(fleet: Fleet, seconds: float) -> Seen:
-    tally, names, url = Seen(), itertools.count(), fleet.gateways[0].url
+    tally = Seen()
+    names = itertools.count()
+    url = fleet.gateways[0].url
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(timeout=120, limits=limits, trust_env=False) as http:
         until = time.monotonic() + seconds

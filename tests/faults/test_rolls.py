@@ -62,7 +62,8 @@ def test_a_gateway_that_is_told_to_stop_loses_nothing_and_is_gone_in_time(
     rolls = number(1, 5) if is_cut else number(1, 20)
     max_tokens = number(300, 1000) if is_cut else 50
     for tried in range(TRIES):
-        Rolled.exits, Rolled.not_ready = [], []
+        Rolled.exits = []
+        Rolled.not_ready = []
         report = run_kills(
             tmp_path / str(tried),
             kills=rolls,

@@ -43,14 +43,16 @@ def test_a_stranger_sees_what_a_cold_prompt_shows_and_the_owner_reads(house: Hou
 
 def test_a_stranger_sees_nothing_of_a_compressed_prefix(house: House) -> None:
     """Asking for the same kind; and of an exact one asking for a compressed one, and back."""
-    number, clients = NUM_PROBES // 5, (house.owner, house.stranger, house.reference)
+    number = NUM_PROBES // 5
+    clients = (house.owner, house.stranger, house.reference)
     report = probe_exactly(*clients, number, KEEPING_SHAPES, seed=5)
     assert (report.probes, report.stranger_reads, report.owner_reads) == (number, 0, number)
     assert report.hints == []
     rng = random.Random(6)
     for keeps in (True, False):
         warming, probing = (Shape("messages", False, True, keeps=k) for k in (keeps, not keeps))
-        prefix, question = words(rng, 120), words(rng, 3)
+        prefix = words(rng, 120)
+        question = words(rng, 3)
         cold = ask(house.reference, probing, body_of(probing, prefix, question))
         assert ask(house.owner, warming, body_of(warming, prefix, "first")).written > 64
         reply = ask(house.stranger, probing, body_of(probing, prefix, question))
@@ -61,7 +63,8 @@ def test_a_stranger_sees_nothing_of_a_compressed_prefix(house: House) -> None:
 
 def test_a_stranger_finds_no_document_that_stands_anywhere(house: House) -> None:
     """Behind other words than the owner's, which is how documents are found."""
-    number, clients = NUM_PROBES // 5, (house.owner, house.stranger, house.reference)
+    number = NUM_PROBES // 5
+    clients = (house.owner, house.stranger, house.reference)
     report = probe_exactly(*clients, number, PLACING_SHAPES, seed=7)
     assert (report.probes, report.stranger_reads, report.owner_reads) == (number, 0, number)
     assert report.hints == []

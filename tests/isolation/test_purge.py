@@ -22,7 +22,8 @@ from tests.isolation.probes import ENGINE
 from tests.isolation.test_kept_texts import PLAIN, ask_by_every_route
 
 HOOK = Path(__file__).with_name("live_memory")
-PURGED, NEIGHBOUR = "to-be-purged", "next-to-it"
+PURGED = "to-be-purged"
+NEIGHBOUR = "next-to-it"
 WORDS = {PURGED: "quokkaxylophonezebu", NEIGHBOUR: "narwhalbassoonokapi"}
 KEPT = {
     "turn_contents": "body",

@@ -63,7 +63,8 @@ class Cage:
 
 @contextmanager
 def caged(folder: Path) -> Iterator[Cage]:
-    logs, data = folder / "logs", folder / "data"
+    logs = folder / "logs"
+    data = folder / "data"
     logs.mkdir()
     api_key = canary("configured")
     with running_stack(
@@ -81,9 +82,11 @@ def caged(folder: Path) -> Iterator[Cage]:
 def conversation(cage: Cage, dialect: str) -> dict[str, Any]:
     """A turn with a word of its own in every place that takes text."""
     mark = {"cache_control": {"type": "ephemeral"}}
-    call, answer = cage.say(f"{dialect}call"), cage.say(f"{dialect}answer")
+    call = cage.say(f"{dialect}call")
+    answer = cage.say(f"{dialect}answer")
     schema = {"type": "object", "properties": {cage.say(f"{dialect}property"): {"type": "string"}}}
-    name, about = cage.say(f"{dialect}tool"), cage.say(f"{dialect}description")
+    name = cage.say(f"{dialect}tool")
+    about = cage.say(f"{dialect}description")
     system = [{"type": "text", "text": f"{cage.say(f'{dialect}system')} " * 30, **mark}]
     common = {"model": MODEL, "max_tokens": 8}
     first = {"role": "user", "content": cage.say(f"{dialect}question")}
@@ -128,7 +131,8 @@ def conversation(cage: Cage, dialect: str) -> dict[str, Any]:
 
 def run_turns(cage: Cage) -> None:
     """Both dialects over their own SDKs, streamed and not, cold and again."""
-    messages, chat = conversation(cage, "messages"), conversation(cage, "chat")
+    messages = conversation(cage, "messages")
+    chat = conversation(cage, "chat")
     url = cage.stack.gateway
     with (
         Anthropic(base_url=url, api_key=cage.key, timeout=120, max_retries=0) as ours,
@@ -157,7 +161,8 @@ def run_turns(cage: Cage) -> None:
 
 def make_errors(cage: Cage) -> None:
     """Whatever is refused: bodies, keys, paths, broken HTTP."""
-    text, key = cage.say("badtext"), cage.say("wrongkey")
+    text = cage.say("badtext")
+    key = cage.say("wrongkey")
     for body in (
         text,
         f'{{"model": "{text}',

@@ -100,7 +100,8 @@ def test_a_service_knows_no_secret_that_it_does_not_need(name: str) -> None:
 def test_a_profile_has_what_it_needs_and_each_port_and_journal_once(profile: str) -> None:
     named = of_profile(profile)
     assert {"keys", "db", "migrate", "dashboard"} <= named
-    ports, journals = [], []
+    ports = []
+    journals = []
     for name in named:
         service = SERVICES[name]
         for dependency, need in service.get("depends_on", {}).items():

@@ -59,7 +59,8 @@ def change(tree: Path, old: str, new: str, file: str = "pyproject.toml") -> None
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_packages_are_installed_from_what_is_needed_alone(path: Path, tree: Path) -> None:
     """What is needed changes with the requirements, and is all that installing reads."""
-    stage, needs = stages(path)["packages"], needs_of(path)
+    stage = stages(path)["packages"]
+    needs = needs_of(path)
     copied = re.findall(r"^COPY (.*)$", stage, re.MULTILINE)
     assert copied == ["--from=needs /needs ./", f"{PROGRAM} scripts/setup/"]
     (installed,) = re.findall(rf"{PROGRAM}([\w -]*)", stage.partition("RUN ")[2])

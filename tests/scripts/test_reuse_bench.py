@@ -126,7 +126,8 @@ def test_without_marks_the_engine_is_lru(seed: int) -> None:
     """The same memory: not one token more or less is read, by any group."""
     trace = random_trace(seed, 400, num_ways=4, depth=6)
     for num_blocks in (8, 16, 64):
-        ours, theirs = replay_engine(trace, num_blocks, "off"), replay_lru(trace, num_blocks)
+        ours = replay_engine(trace, num_blocks, "off")
+        theirs = replay_lru(trace, num_blocks)
         assert (ours.read, ours.prompt, ours.num_refused) == (
             theirs.read,
             theirs.prompt,

@@ -118,7 +118,8 @@ def test_what_is_wrong_with_an_attached_engine_is_told_before_anything_starts(
 
 
 def test_data_that_can_not_be_used_is_told(tmp_path: Path) -> None:
-    file, secrets = tmp_path / "file", tmp_path / "data" / "secrets.json"
+    file = tmp_path / "file"
+    secrets = tmp_path / "data" / "secrets.json"
     file.touch()
     assert f"{file} is a file; name a directory" in refused(tmp_path, "--data", file)
     assert f"{file} is a file; name a directory" in refused(tmp_path, "--data", file / "below")
@@ -146,7 +147,8 @@ def test_a_full_disk_is_told(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_none_is_told(tmp_path: Path) -> None:
-    missing, model = tmp_path / "none", tmp_path / "model"
+    missing = tmp_path / "none"
+    model = tmp_path / "model"
     assert f"{missing}`: there is no such directory" in refused(tmp_path, "--model", missing)
     assert "neither a directory here nor a hub id" in refused(tmp_path, "--model", "a b")
     shutil.copytree(DEMO_MODEL, model)

@@ -171,7 +171,8 @@ def bind(listener: socket.socket, port: int) -> None:
 def test_a_running_request_ends_in_full_unless_a_second_signal_cuts_it_off(
     tmp_path: Path, is_cut_off: bool
 ) -> None:
-    decode_ms, lines = 1000 if is_cut_off else 100, list[str]()
+    decode_ms = 1000 if is_cut_off else 100
+    lines = list[str]()
     with started(tmp_path, *LIGHT, "--engine-arg", f"synthetic_decode_ms={decode_ms}") as run:
         run.wait_said(RUNNING)
         asking = threading.Thread(target=stream, args=(run, 40, lines))
@@ -191,7 +192,8 @@ def test_a_running_request_ends_in_full_unless_a_second_signal_cuts_it_off(
 
 def stream(run: Run, max_tokens: int, lines: list[str]) -> None:
     body = body_of("synthetic", [], "Count.", max_tokens=max_tokens, stream=True)
-    headers, url = headers_of(key_of(run)), f"{run.url}/v1/messages"
+    headers = headers_of(key_of(run))
+    url = f"{run.url}/v1/messages"
     try:
         with httpx.stream("POST", url, json=body, headers=headers, timeout=120) as reply:
             for line in reply.iter_lines():
@@ -231,7 +233,8 @@ def test_programs_get_longer_to_end_than_they_give_their_requests(tmp_path: Path
         "      gateway_program(parse([]), keys, 0).grace_seconds)\n"
     )
     changes = {"ENGINE_GRACE_SECONDS": "20", "HOLDFAST_DRAIN_SECONDS": "3"}
-    command, env = [sys.executable, "-c", code], environment(changes)
+    command = [sys.executable, "-c", code]
+    env = environment(changes)
     output = subprocess.check_output(command, cwd=ROOT, env=env, text=True)
     assert output.split() == ["70.0", "20.0", "33.0"]
 
@@ -309,7 +312,8 @@ def test_another_model_runs_under_its_own_id_alone_and_the_request_names_it(tmp_
 
 
 def test_an_alias_that_comes_first_is_not_what_the_printed_request_names() -> None:
-    alias, adapter = {"id": "house", "root": "tiny"}, {"id": "tiny:a", "root": "a"}
+    alias = {"id": "house", "root": "tiny"}
+    adapter = {"id": "tiny:a", "root": "a"}
     assert own_id([alias, adapter, {"id": "tiny"}]) == "tiny"
     assert own_id([alias]) == "house"
 

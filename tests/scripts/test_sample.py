@@ -209,7 +209,8 @@ def test_a_gateway_on_samples_shows_them_and_serves_no_turn(
     assert "sample data" in capsys.readouterr().out
     assert make_sample([]) == 1
     assert "already" in capsys.readouterr().err
-    engine, messages = ScriptedEngine(), [{"role": "user", "content": "Hello"}]
+    engine = ScriptedEngine()
+    messages = [{"role": "user", "content": "Hello"}]
     with serve(engine) as engine_url, serve_gateway(tmp_path, engine_url) as url:
         eventually(lambda: httpx.get(f"{url}/readyz", timeout=120).status_code == 200)
         with (

@@ -52,8 +52,10 @@ def revision_of(file: Path) -> str:
 def copy_rows(file: Path, url: str) -> None:
     """The rows of a ledger's file into an empty database of its revision. On PostgreSQL that is
     what the commit itself would have made: a revision never changes."""
-    source, target = create_engine(f"sqlite:///{file}"), create_engine(url)
-    tables, destination = MetaData(), MetaData()
+    source = create_engine(f"sqlite:///{file}")
+    target = create_engine(url)
+    tables = MetaData()
+    destination = MetaData()
     tables.reflect(source)
     destination.reflect(target)
     order = [*TABLES, *(name for name in sorted(tables.tables) if name not in TABLES)]
@@ -134,7 +136,8 @@ def on_each_database() -> Iterator[Any]:
 def test_a_ledger_and_a_journal_are_upgraded_to_the_last_figure(
     state: Path, figures: dict[str, Any], shared_database: str
 ) -> None:
-    data, is_postgres = state / "data", shared_database.startswith("postgresql")
+    data = state / "data"
+    is_postgres = shared_database.startswith("postgresql")
     url = shared_database if is_postgres else ""
     settings = make_settings(data, f"http://127.0.0.1:{free_port()}", database_url=url)
     if is_postgres:

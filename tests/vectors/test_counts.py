@@ -55,7 +55,8 @@ def tools(*marks: int) -> list[Block]:
     return [*definitions, said("q", 50)]
 
 
-S, Q = system("s", 2000, "5m"), said("q", 50)
+S = system("s", 2000, "5m")
+Q = said("q", 50)
 COLD = step(0, [S, Q], (54, 0, 2000, 0))
 LEVELS = step(0, levels(), (4, 0, 3000, 0))
 MIXED = step(0, mixed(), (34, 0, 500, 3000))

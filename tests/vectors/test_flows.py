@@ -40,7 +40,8 @@ def refusal(response: httpx.Response) -> str:
 @contextmanager
 def streamed(vector: Vector, body: dict[str, Any]) -> Iterator[Iterator[dict[str, Any]]]:
     """The events of a response, as they come."""
-    url, key = f"{vector.world.url}/v1/messages", vector.world.keys["default"]
+    url = f"{vector.world.url}/v1/messages"
+    key = vector.world.keys["default"]
     headers = {**HEADERS, "x-api-key": key}
     with httpx.stream(
         "POST", url, json={**body, "stream": True}, headers=headers, timeout=120
@@ -203,7 +204,8 @@ def test_a_prewarm_refuses_v99(vector: Vector, changes: dict[str, Any]) -> None:
 
 
 def test_twins_that_overlap_both_write_and_the_third_reads_v73_v74(vector: Vector) -> None:
-    world, engine = vector.world, vector.world.machines.engines[0]
+    world = vector.world
+    engine = vector.world.machines.engines[0]
     body, tail, total = vector.body(*held("5m"))
     with ThreadPoolExecutor(2) as pool, world.machines.full(0) as blockers:
         first = pool.submit(world.post, "messages", body)
@@ -244,7 +246,8 @@ def test_a_client_that_leaves_after_the_first_event_has_written_v83(vector: Vect
 
 
 def test_who_fails_before_the_first_byte_has_written_nothing_v79(vector: Vector) -> None:
-    world, engine = vector.world, vector.world.machines.engines[0]
+    world = vector.world
+    engine = vector.world.machines.engines[0]
     body, *_ = vector.body(*held("5m"))
     with world.machines.full(0):
         with streamed(vector, body):
@@ -282,7 +285,8 @@ def test_a_stream_says_the_same_v110_v111(vector: Vector) -> None:
     whole = vector.world.post("messages", body).json()
     with streamed(vector, body) as events:
         by_type = {event["type"]: event for event in events}
-    start, delta = by_type["message_start"]["message"], by_type["message_delta"]["usage"]
+    start = by_type["message_start"]["message"]
+    delta = by_type["message_delta"]["usage"]
     assert vector.counts(start, tail, total) == vector.counts(whole, tail, total)
     assert "cache_creation" not in delta
     assert delta["output_tokens"] == whole["usage"]["output_tokens"]
@@ -352,7 +356,9 @@ def test_an_answer_goes_back_verbatim_and_reads_what_was_asked_v129(vector: Vect
 
 def test_what_was_written_is_read_in_the_next_turn_v130(vector: Vector) -> None:
     rng = random.Random(130)
-    blocks, message, held_tokens = [said("u0", 1100)], 0, 0
+    blocks = [said("u0", 1100)]
+    message = 0
+    held_tokens = 0
     for turn in range(8):
         _, read, written, _ = vector.ask(*blocks, auto="5m", at=turn * 299.0)
         assert read == held_tokens

@@ -46,7 +46,8 @@ def counts(vector: Vector, path: str, body: dict[str, Any]) -> tuple[int, int]:
     """(read, written). OpenAI's cached tokens are also those that no entry was read for."""
     response = vector.world.post(path, {"model": MODEL, **body})
     assert response.status_code == 200, response.text
-    usage, holdfast = response.json()["usage"], response.json()["holdfast"]
+    usage = response.json()["usage"]
+    holdfast = response.json()["holdfast"]
     if path == "messages":
         return usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]
     name = "prompt_tokens_details" if path.startswith("chat") else "input_tokens_details"

@@ -322,7 +322,8 @@ def test_a_client_that_leaves_in_its_body_is_no_error_of_ours(wire: Wire) -> Non
         series = f'holdfast_gateway_requests_total{{route="/v1/messages",status="{status}"}}'
         return metric(wire.url, series)
 
-    before, failed = count(499), count(500)
+    before = count(499)
+    failed = count(500)
     with wire.connect() as raw:
         raw.sendall(request("content-length: 60000") + b"{")
     eventually(lambda: count(499) == before + 1)

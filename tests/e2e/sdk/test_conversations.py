@@ -51,7 +51,8 @@ def test_anthropic(client: Anthropic, caching: str) -> None:
         else:
             answer = client.messages.create(**body)
         usage = answer.usage
-        read, written = usage.cache_read_input_tokens, usage.cache_creation_input_tokens
+        read = usage.cache_read_input_tokens
+        written = usage.cache_creation_input_tokens
         assert read is not None and written is not None
         turns.append(Turn(usage.input_tokens + read + written, read, written))
         messages.append({"role": "assistant", "content": answer.content})

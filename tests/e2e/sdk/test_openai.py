@@ -90,9 +90,11 @@ def test_a_completion_continues_the_text_itself(openai: OpenAI) -> None:
 
 
 # What the benchmark clients of vLLM, SGLang, GuideLLM and GenAI-Perf send.
-ONCE, HELLO = "Once upon a time", [{"role": "user", "content": "Hello"}]
+ONCE = "Once upon a time"
+HELLO = [{"role": "user", "content": "Hello"}]
 PARTS = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
-OLD, NEW = {"max_tokens": 30}, {"max_completion_tokens": 30}
+OLD = {"max_tokens": 30}
+NEW = {"max_completion_tokens": 30}
 USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}, "ignore_eos": True}
 CONTINUOUS = {"include_usage": True, "continuous_usage_stats": True}
 BENCHMARKS: dict[str, dict[str, Any]] = {

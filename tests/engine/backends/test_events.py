@@ -73,7 +73,8 @@ async def test_who_cant_be_caught_up_gets_a_snapshot(epoch: str | None, after: i
 
 async def test_a_subscriber_that_falls_behind_is_ended_and_others_are_not() -> None:
     log = EventLog("e")
-    slow, quick = subscribe(log, "e", 0), subscribe(log, "e", 0)
+    slow = subscribe(log, "e", 0)
+    quick = subscribe(log, "e", 0)
     log.publish([gone("first")])
     await anext(slow)
     await anext(quick)

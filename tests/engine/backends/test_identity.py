@@ -37,7 +37,8 @@ def test_a_copy_elsewhere_is_the_same_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", [-1, -100_000, 4_096])
 def test_weights_that_differ_in_one_byte_are_others(tmp_path: Path, place: int) -> None:
-    ours, theirs = copied(tmp_path / "a"), copied(tmp_path / "b")
+    ours = copied(tmp_path / "a")
+    theirs = copied(tmp_path / "b")
     (file,) = theirs.glob("*.safetensors")
     change(file, place)
     assert weights_digest(ours) != weights_digest(theirs)

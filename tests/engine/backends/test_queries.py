@@ -56,7 +56,8 @@ def query(generate_request: GenerateRequest, num_blocks: int = 64) -> CacheQuery
 
 def new_cache(num_blocks: int) -> PrefixCache:
     pool = BlockPool(num_blocks, BLOCK_SIZE)
-    entries, hasher = Entries(pool, lease_share=0.5), ChainHasher(b"k", BLOCK_SIZE)
+    entries = Entries(pool, lease_share=0.5)
+    hasher = ChainHasher(b"k", BLOCK_SIZE)
     return PrefixCache(pool, entries, hasher)
 
 
@@ -168,7 +169,8 @@ def test_what_cannot_be_compressed_or_placed_is_refused(
 
 
 def test_a_siblings_entries_are_asked_for_once_and_alone() -> None:
-    asking, sibling = Breakpoint(0, "5m", sibling=True), Sibling(b"m" * 16, 1, 3)
+    asking = Breakpoint(0, "5m", sibling=True)
+    sibling = Sibling(b"m" * 16, 1, 3)
     with pytest.raises(
         InvalidRequest, match="breakpoints: sibling: this engine does not read entries"
     ):
@@ -194,7 +196,8 @@ def test_a_siblings_entries_are_asked_for_once_and_alone() -> None:
 
 def test_a_document_is_a_segments_text() -> None:
     generate_request = ask("a" * 4 * 200, documents=[Document(0, "1h", 20)])
-    exact, prompt = query(ask("a" * 4 * 200), 256), prompt_of(generate_request, 256)
+    exact = query(ask("a" * 4 * 200), 256)
+    prompt = prompt_of(generate_request, 256)
     cache_query = prompt.query
     (placed,) = prompt.placed
     assert (placed.copied - placed.start, placed.shift) == (20, placed.start - 1)

@@ -88,7 +88,8 @@ def test_of_many_scopes_none_loses_an_equal_part(seed: int) -> None:
 
 
 def test_room_for_a_lease_costs_as_much_among_many_leases_as_among_few() -> None:
-    few, many = seconds_a_lease(500), seconds_a_lease(16_000)
+    few = seconds_a_lease(500)
+    many = seconds_a_lease(16_000)
     # 32 times the entries: a look at each of them would be 32 times the work.
     assert many < 8 * few, (few, many)
 

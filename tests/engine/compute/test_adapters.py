@@ -78,7 +78,9 @@ def runner_with(model: TinyModel, *directories: Path) -> TorchRunner:
 def test_an_adapter_computes_what_peft_does(
     both_attentions: Models, tmp_path: Path, family: str, name: str
 ) -> None:
-    model, rng, config = both_attentions(family), random.Random(3), dict(CONFIGS[name])
+    model = both_attentions(family)
+    rng = random.Random(3)
+    config = dict(CONFIGS[name])
     if family == "deepseek_v3":  # its keys and values come from latents
         if name in ("all-linear", "one layer"):
             pytest.skip("its layers between latents and keys are refused")
@@ -98,7 +100,8 @@ def test_an_adapter_computes_what_peft_does(
 def test_an_activated_adapter_computes_what_peft_does(
     both_attentions: Models, tmp_path: Path
 ) -> None:
-    model, rng = both_attentions("llama"), random.Random(4)
+    model = both_attentions("llama")
+    rng = random.Random(4)
     expected = trained(
         model, tmp_path, target_modules=["q_proj", "v_proj"], alora_invocation_tokens=INVOCATION
     )
@@ -106,7 +109,8 @@ def test_an_activated_adapter_computes_what_peft_does(
     assert adapter.invocation == INVOCATION
     runner = runner_with(model, tmp_path)
     for _ in range(6):
-        head, tail = random_prompt(rng, 20, 60), random_prompt(rng, 1, 20)
+        head = random_prompt(rng, 20, 60)
+        tail = random_prompt(rng, 1, 20)
         prompt = [token for token in head if token != INVOCATION[0]]
         start = len(prompt)
         prompt += INVOCATION + [token for token in tail if token != INVOCATION[0]]
@@ -137,7 +141,9 @@ def test_what_the_base_computed_in_front_of_an_invocation_is_the_adapters_to_the
 
 
 def test_rows_of_a_step_have_their_own_adapters(both_attentions: Models, tmp_path: Path) -> None:
-    model, rng, prompts = both_attentions("llama"), random.Random(5), list[list[int]]()
+    model = both_attentions("llama")
+    rng = random.Random(5)
+    prompts = list[list[int]]()
     expected = [model.plain_logits]
     adapters = list[Adapter]()
     for number in (1, 2):
@@ -145,7 +151,8 @@ def test_rows_of_a_step_have_their_own_adapters(both_attentions: Models, tmp_pat
         expected.append(trained(model, directory, number, target_modules="all-linear"))
         adapters.append(load_adapter(directory, model.loaded.model))
     assert adapters[0].digest != adapters[1].digest
-    runner, last = runner_with(model, tmp_path / "1", tmp_path / "2"), list[Work]()
+    runner = runner_with(model, tmp_path / "1", tmp_path / "2")
+    last = list[Work]()
     for place in range(6):
         prompts.append(random_prompt(rng, 20, 50))
         splits = [len(prompts[-1]) - 1] if place % 2 else [10]
@@ -235,9 +242,11 @@ def test_the_attention_layers_of_a_hybrid_compute_what_peft_does(tmp_path: Path)
     hybrid = tiny_hybrid("qwen3_next")
     expected = trained(hybrid, tmp_path, target_modules=["q_proj", "o_proj"])
     adapter = load_adapter(tmp_path, hybrid.loaded.model)
-    runner, prompt = new_runner(hybrid.loaded), [*range(20, 70)]
+    runner = new_runner(hybrid.loaded)
+    prompt = [*range(20, 70)]
     runner.adapters.attach(runner.adapters.read(tmp_path).digest)
-    played, logits = Played(hybrid.loaded, prompt, [30]), torch.empty(0)
+    played = Played(hybrid.loaded, prompt, [30])
+    logits = torch.empty(0)
     while played.works:
         logits = runner.logits(with_adapter([played.next()], adapter))
     assert relative_difference(logits[0], expected(prompt)) <= BOUND

@@ -53,7 +53,8 @@ def expected_logits(model: TinyModel, prompt: list[int], how: Compression) -> to
         for layer in cache.layers:
             scores = SCORE_KEYS[how.scorer](layer.keys[0], how.kept)
             indices = choose(scores, how.kept)
-            layer.keys, layer.values = layer.keys[:, :, indices], layer.values[:, :, indices]
+            layer.keys = layer.keys[:, :, indices]
+            layer.values = layer.values[:, :, indices]
         tail = torch.tensor([prompt[how.of :]])
         positions = torch.arange(how.of, len(prompt))[None]
         output = model.plain(tail, past_key_values=cache, position_ids=positions)
@@ -66,7 +67,8 @@ def expected_logits(model: TinyModel, prompt: list[int], how: Compression) -> to
 def test_a_compressed_prefix_computes_what_transformers_does_over_what_is_kept(
     both_attentions: Models, family: str, scorer: Scorer
 ) -> None:
-    model, rng = both_attentions(family), random.Random(3)
+    model = both_attentions(family)
+    rng = random.Random(3)
     for keep in (0.25, 0.75):
         prompt = random_prompt(rng, 90, 150)
         of = rng.randint(70, 85)
@@ -74,7 +76,8 @@ def test_a_compressed_prefix_computes_what_transformers_does_over_what_is_kept(
         runner = model.runner()
         run_in_turn(runner, new_works(prompt[:of], [30], range(20)))
         targets = [BlockId(block) for block in range(20, 45)]
-        sources, compressor = list(map(BlockId, range(20))), KvCompressor(runner, INSTRUCTIONS)
+        sources = list(map(BlockId, range(20)))
+        compressor = KvCompressor(runner, INSTRUCTIONS)
         steps = list(compressor.compress(how, prompt[:of], Move([(0, how.kept)], sources, targets)))
         assert len(steps) == model.loaded.layout.num_layers
         tail = prompt[of:]
@@ -135,7 +138,8 @@ def test_scorers_that_run_over_the_prefix_keep_what_they_like(
     both_attentions: Models, scorer: Scorer
 ) -> None:
     model = both_attentions("llama")
-    runner, sources = model.runner(), list(map(BlockId, range(13)))
+    runner = model.runner()
+    sources = list(map(BlockId, range(13)))
     run_in_turn(runner, new_works(IDS, [], sources))
     targets = list(map(BlockId, range(20, 27)))
     how = Compression(scorer, 0.56, 100, 56)
@@ -154,7 +158,8 @@ def test_scorers_that_run_over_the_prefix_keep_what_they_like(
 def test_scores_of_a_long_prefix_take_bounded_memory(
     both_attentions: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner, sources = both_attentions("llama").runner(), list(map(BlockId, range(13)))
+    runner = both_attentions("llama").runner()
+    sources = list(map(BlockId, range(13)))
     run_in_turn(runner, new_works(IDS, [], sources))
     # Of 100 tokens over 100 and themselves, ten at a time.
     monkeypatch.setattr(compress, "_STEP_BYTES", 4 * runner.num_heads * 200 * 10)
@@ -221,7 +226,8 @@ def test_the_gate_measures_every_technique_and_refuses_what_is_too_far() -> None
 def test_own_first_layers_before_anothers_compute_what_torch_does(
     both_attentions: Callable[[str], TinyModel], family: str
 ) -> None:
-    model, rng = both_attentions(family), random.Random(3)
+    model = both_attentions(family)
+    rng = random.Random(3)
     sibling = copy.deepcopy(model.plain)
     with torch.no_grad():
         for weight in sibling.parameters():
@@ -229,9 +235,11 @@ def test_own_first_layers_before_anothers_compute_what_torch_does(
     sibling_runner = prepare_model(copy.deepcopy(sibling)).runner(
         model.num_blocks, model.block_size
     )
-    prompt, read = random_prompt(rng, 120, 150), 93
+    prompt = random_prompt(rng, 120, 150)
+    read = 93
     free = [BlockId(block) for block in rng.sample(range(model.num_blocks), 23)]
-    table, spare = free[:20], free[20:]
+    table = free[:20]
+    spare = free[20:]
     run_in_turn(sibling_runner, new_works(prompt[:read], [40], table))
     content = [bytes(part) for part in sibling_runner.save(table)]
     with torch.inference_mode():
@@ -253,13 +261,12 @@ def test_own_first_layers_before_anothers_compute_what_torch_does(
         last = Work(token_ids=prompt[read:], start=read, block_table=table, sample=GREEDY)
         logits = runner.logits([last])[0]
         # The same in parts, from blocks of the sibling's to others, but for what was there.
-        copier, copies = (
-            model.runner(),
-            [BlockId(b) for b in range(model.num_blocks) if b not in free],
-        )
+        copier = model.runner()
+        copies = [BlockId(b) for b in range(model.num_blocks) if b not in free]
         copier.load(list(zip(content, table, strict=True)))
         compressor = KvCompressor(copier, Instructions([], [], []))
-        before, behind = copies[:3], copies[3:]
+        before = copies[:3]
+        behind = copies[3:]
         list(compressor.take_over(depth, prompt[:read], Move([(0, 24)], table, copies)))
         copier.copy_blocks(list(zip(before, spare, strict=True)))
         moved = [*spare, *behind]

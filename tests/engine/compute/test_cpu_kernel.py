@@ -75,16 +75,20 @@ def random_pool(head_dim: int, num_blocks: int) -> KvPool:
 @needs_compiler
 def test_a_row_is_the_same_to_the_bit_whoever_else_is_in_the_step_and_on_any_threads() -> None:
     pool = random_pool(head_dim=64, num_blocks=512)
-    kernel, layer = CpuKernel(pool.layout, 8), Layer(0, 0.125, None, None)
+    kernel = CpuKernel(pool.layout, 8)
+    layer = Layer(0, 0.125, None, None)
     shapes = [(1030, 1), (200, 37), (0, 20), (2999, 1), (64, 1)]
-    order, works = torch.randperm(512).tolist(), []
+    order = torch.randperm(512).tolist()
+    works = []
     for start, count in shapes:
         num = -(-(start + count) // 16)
-        table, order = order[:num], order[num:]
+        table = order[:num]
+        order = order[num:]
         works.append(Work(token_ids=[1] * count, start=start, block_table=table, sample=GREEDY))
     queries = [torch.randn(8, count, 64) for _, count in shapes]
 
-    whole, counts = torch.cat(queries, dim=1), [count for _, count in shapes]
+    whole = torch.cat(queries, dim=1)
+    counts = [count for _, count in shapes]
     together = attended(kernel, works, whole, pool, layer).split(counts, dim=1)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
@@ -99,8 +103,11 @@ def test_a_row_is_the_same_to_the_bit_whoever_else_is_in_the_step_and_on_any_thr
 @pytest.mark.parametrize("group", [1, 3, 4, 8])
 def test_a_row_alone_is_the_same_to_the_bit_as_among_rows_of_its_sequence(group: int) -> None:
     pool = random_pool(head_dim=80, num_blocks=128)
-    heads, start, count = 2 * group, 990, 24  # below where the keys of one row are cut
-    kernel, table = CpuKernel(pool.layout, heads), torch.randperm(128).tolist()
+    heads = 2 * group
+    start = 990
+    count = 24  # below where the keys of one row are cut
+    kernel = CpuKernel(pool.layout, heads)
+    table = torch.randperm(128).tolist()
     query = torch.randn(heads, count, 80)
 
     def of_rows(layer: Layer, first: int, rows: int) -> torch.Tensor:
@@ -126,7 +133,8 @@ def test_without_a_compiler_torch_attends_and_an_explicit_wish_is_refused(
 
 
 def test_what_a_compiler_refuses_is_told_in_a_line(tmp_path: Path) -> None:
-    compiler, source = tmp_path / "compiler", tmp_path / "source.cpp"
+    compiler = tmp_path / "compiler"
+    source = tmp_path / "source.cpp"
     source.write_text("")
     compiler.write_text('#!/bin/sh\n[ "$1" = --version ] || { echo hm; echo wrong >&2; exit 1; }\n')
     compiler.chmod(0o755)
@@ -207,7 +215,8 @@ def test_a_processor_gets_the_best_level_of_which_it_has_all_instructions() -> N
 
 @needs_compiler
 def test_a_library_of_another_source_or_of_other_constants_is_not_taken(tmp_path: Path) -> None:
-    source, folder = tmp_path / "two.cpp", tmp_path / "built"
+    source = tmp_path / "two.cpp"
+    folder = tmp_path / "built"
     source.write_text('extern "C" int two() { return NUMBER; }')
     libraries = build(source, [{"NUMBER": 2}], folder)
     if not libraries:

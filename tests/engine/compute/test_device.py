@@ -31,7 +31,8 @@ def test_a_step_that_draws_nothing_waits_for_the_device(
     tiny_models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else its time would be that of telling the device what to do, and the pace learns from it."""
-    runner, waits = tiny_models("llama").runner(), []
+    runner = tiny_models("llama").runner()
+    waits = []
     monkeypatch.setattr(runner.pool, "wait", lambda: waits.append(None))
     table = [3, 1]
     assert runner.execute([Work(token_ids=[5, 6], start=0, block_table=table)]) == [None]

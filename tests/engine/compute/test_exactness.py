@@ -61,7 +61,8 @@ def test_reused_blocks_give_bitwise_the_logits_of_computed_ones(
 
 @pytest.mark.parametrize("family", [*FAMILIES, "gemma2"])
 def test_any_chunking_equals_the_plain_forward(tiny_models: Models, family: str) -> None:
-    model, rng = tiny_models(family), random.Random(2)
+    model = tiny_models(family)
+    rng = random.Random(2)
     runner = model.runner()
     for _ in range(20):
         prompt = random_prompt(rng)
@@ -73,8 +74,10 @@ def test_any_chunking_equals_the_plain_forward(tiny_models: Models, family: str)
 @pytest.mark.parametrize("family", [*FAMILIES, "gemma2"])
 def test_a_batch_equals_its_sequences_one_by_one(tiny_models: Models, family: str) -> None:
     """Chunks and decodes of very different lengths: the padded groups must not mix them up."""
-    model, rng = tiny_models(family), random.Random(4)
-    runner, last = model.runner(), list[Work]()
+    model = tiny_models(family)
+    rng = random.Random(4)
+    runner = model.runner()
+    last = list[Work]()
     prompts = [random_prompt(rng, n, n) for n in (2, 5, 9, 33, 57, 58, 60, 60)]
     for index, prompt in enumerate(prompts):
         split = len(prompt) - 1 if index % 4 else max(1, len(prompt) // 2)
@@ -107,7 +110,8 @@ def decodes_behind_shared_blocks(
     runner: TorchRunner, rng: random.Random
 ) -> tuple[list[Work], list[list[int]]]:
     """Nine sequences behind 64 tokens, two behind 40 others, one alone; their tails differ."""
-    works, prompts = [], []
+    works = []
+    prompts = []
     for shared, num, length in ((range(8), 9, 64), (range(8, 13), 2, 40), (range(0), 1, 0)):
         prefix = random_prompt(rng, length, length) if length else []
         if prefix:
@@ -131,7 +135,8 @@ def test_shared_decodes_equal_the_plain_forward(
     tiny_models: Models, family: str, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiles, "SPLIT_TOKENS", piece)
-    model, rng = tiny_models(family), random.Random(11)
+    model = tiny_models(family)
+    rng = random.Random(11)
     runner = model.runner()
     for _ in range(2):
         works, prompts = decodes_behind_shared_blocks(runner, rng)
@@ -220,11 +225,14 @@ def keys_of_rows(tiles: Tiles) -> dict[int, Counter[tuple[int, int]]]:
 def test_each_row_meets_each_key_of_its_table_once(
     steps: list[tuple[int, int]], shared_tails: list[int], width: int
 ) -> None:
-    runs, row, blocks = [], 0, 0
+    runs = []
+    row = 0
+    blocks = 0
     for start, count in steps:
         table = table_for(start + count, blocks)
         runs.append(Run(row, count, start, table))
-        row, blocks = row + count, blocks + len(table)
+        row = row + count
+        blocks = blocks + len(table)
     common = table_for(70 * BLOCK_SIZE, blocks)
     blocks += len(common)
     group = []
@@ -232,7 +240,8 @@ def test_each_row_meets_each_key_of_its_table_once(
         start = 70 * BLOCK_SIZE + tail
         suffix = table_for(tail + 1, blocks)
         group.append(Run(row, 1, start, np.concatenate([common, suffix])))
-        row, blocks = row + 1, blocks + len(suffix)
+        row = row + 1
+        blocks = blocks + len(suffix)
     shared = [Shared(group, 70)] if group else []
     tiles = cut(runs, shared, row, BLOCK_SIZE, width)
     met = keys_of_rows(tiles)

@@ -144,7 +144,8 @@ def answer(
     sample = SampleParams(temperature=temperature, top_p=1, top_k=0, seed=seed)
     table = [BlockId(block) for block in range(NUM_BLOCKS)]
     deltas: list[Delta] = []
-    start, end = 0, len(tokens) + turn_request.sampling.max_tokens
+    start = 0
+    end = len(tokens) + turn_request.sampling.max_tokens
     while parser.finish is None and len(tokens) < end:
         work = Work(
             token_ids=tokens[start:],

@@ -131,7 +131,8 @@ def assert_plain(tiny: TinyModel, logits: torch.Tensor, prompt: Sequence[int]) -
 
 
 def test_any_chunks_of_any_batch_equal_the_plain_forward(tiny: TinyModel) -> None:
-    rng, runner = random.Random(3), new_runner(tiny.loaded)
+    rng = random.Random(3)
+    runner = new_runner(tiny.loaded)
     for _ in range(3):
         prompts = [random_prompt(rng) for _ in range(4)]
         sequences = [
@@ -162,7 +163,8 @@ def test_a_kept_state_is_the_same_wherever_it_was(tiny: TinyModel) -> None:
     runner = new_runner(tiny.loaded, num_state)
     sequence = Played(tiny.loaded, prompt, [37])
     runner.logits([sequence.next()])
-    saved_state, work = sequence.state, sequence.next()
+    saved_state = sequence.state
+    work = sequence.next()
     assert saved_state is not None
     read = runner.logits([work])[0]
     assert_plain(tiny, read, prompt)

@@ -81,9 +81,11 @@ def test_behind_a_shared_copied_moved_or_stored_prefix_logits_are_equal_to_the_b
     tiny_models: Models, kind: KvDtype
 ) -> None:
     """In the same chunks: computed alone, over the first one's blocks, and over copies of them."""
-    model, rng = tiny_models("llama"), random.Random(5)
+    model = tiny_models("llama")
+    rng = random.Random(5)
     runner = kept_as(model, kind).runner(64, 8, 8)
-    prefix, tail = random_prompt(rng, 21, 21), random_prompt(rng, 9, 9)
+    prefix = random_prompt(rng, 21, 21)
+    tail = random_prompt(rng, 9, 9)
     first = run_in_turn(runner, new_works([*prefix, *tail], [21], [0, 1, 2, 3]))
     alone = run_in_turn(runner, new_works([*prefix, *tail], [21], [9, 8, 7, 6]))
     assert torch.equal(first, alone)
@@ -152,6 +154,7 @@ def test_a_model_is_told_from_one_with_a_single_other_weight(tiny_models: Models
 def test_what_another_way_of_attention_computed_is_another_models(
     both_attentions: Models, tiny_models: Models
 ) -> None:
-    other_way, usual = both_attentions("llama").loaded, tiny_models("llama").loaded
+    other_way = both_attentions("llama").loaded
+    usual = tiny_models("llama").loaded
     is_alike = type(other_way.kernel) is type(usual.kernel)
     assert (model_facts(other_way, 8) == model_facts(usual, 8)) == is_alike

@@ -77,7 +77,8 @@ def expected_logits(
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_placed_documents_compute_what_torch_does(both_attentions: Models, family: str) -> None:
-    model, rng = both_attentions(family), random.Random(5)
+    model = both_attentions(family)
+    rng = random.Random(5)
     turns = find_turns(model.loaded)
     assert turns is not None
     for recompute in (0, 5, 1000, 0.05, 0.3, 1.0):

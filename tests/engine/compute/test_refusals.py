@@ -136,7 +136,8 @@ def test_an_argument_that_is_not_implemented_raises(argument: dict[str, Any]) ->
     step = AttentionStep(pool=pool, batch=batch, windows=[None])
     module = torch.nn.Module()
     module.layer_idx = 0  # type: ignore[assignment]
-    query, key = torch.ones(1, 4, 2, 8), torch.ones(1, 2, 2, 8)
+    query = torch.ones(1, 4, 2, 8)
+    key = torch.ones(1, 2, 2, 8)
     arguments = {STEP_ARGUMENT: step, "scaling": 1.0}
     output, _ = paged_attention(module, query, key, key, None, **arguments)
     assert output.shape == (1, 2, 4, 8)

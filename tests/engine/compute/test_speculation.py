@@ -156,7 +156,8 @@ def new_request(rng: random.Random, name: str) -> GenerateRequest:
 
 async def answers(load: Load = load_native, **settings: object) -> tuple[list[Answered], Counters]:
     """The answers to the same requests, BATCH at a time, and what was counted."""
-    rng, answered = random.Random(1), list[Answered]()
+    rng = random.Random(1)
+    answered = list[Answered]()
     async with engine(load, num_blocks=200, min_cache_tokens=16, **settings) as backend:
         for first in range(0, NUM_REQUESTS, BATCH):
             some = [new_request(rng, f"r{first + index}") for index in range(BATCH)]
@@ -211,7 +212,8 @@ def probs(token: DrawnToken) -> tuple[int, float]:
 
 
 def test_a_proposal_is_shorter_after_a_wrong_one_and_grows_back() -> None:
-    drafter, tokens = NgramDrafter(8), [1, 2] * 20
+    drafter = NgramDrafter(8)
+    tokens = [1, 2] * 20
     lengths = []
     for num_accepted in (8, 0, 1, 2, 4, 3):
         proposed = len(drafter.propose(tokens))
@@ -225,7 +227,8 @@ def test_proposals_equal_a_plain_search() -> None:
     rng = random.Random(4)
     for _ in range(300):
         tokens = [rng.randrange(4) for _ in range(rng.randint(2, 40))]
-        drafter, history = NgramDrafter(5), tokens[: rng.randint(1, len(tokens))]
+        drafter = NgramDrafter(5)
+        history = tokens[: rng.randint(1, len(tokens))]
         drafter.propose(history)
         assert drafter.propose(tokens) == plainly(tokens, 5)
 

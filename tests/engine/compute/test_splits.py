@@ -34,7 +34,8 @@ class RealEngine(Harness):
     def __init__(self, model: TinyModel, num_blocks: int = 24, host_blocks: int = 0) -> None:
         self.real = model.loaded.runner(model.num_blocks, model.block_size, 100)
         self.real.execute = self._execute  # type: ignore[method-assign]
-        self.worst, self.num_compared = 0.0, 0
+        self.worst = 0.0
+        self.num_compared = 0
         self._model = model
         super().__init__(
             num_blocks=num_blocks,
@@ -173,8 +174,10 @@ def usage_of(turn: Sent) -> InputUsage:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("way", [cached, forked, demoted, preempted, hole_filled])
 def test_any_split_of_any_prompt_is_exact(tiny_models: Models, family: str, way: Way) -> None:
-    model, rng = tiny_models(family), random.Random(21)
-    worst, num_compared = 0.0, 0
+    model = tiny_models(family)
+    rng = random.Random(21)
+    worst = 0.0
+    num_compared = 0
     for _ in range(NUM_PROMPTS):
         text = prompt(rng, rng.randint(60, 100))
         for split in rng.sample(range(20, len(text) - 10), NUM_SPLITS):

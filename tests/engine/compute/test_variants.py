@@ -49,7 +49,8 @@ def test_the_first_layers_are_the_models_own() -> None:
 
     What the third layer keeps follows from the second's output: it differs too.
     """
-    base, sibling = llama(1), llama(1)
+    base = llama(1)
+    sibling = llama(1)
     with torch.no_grad():
         sibling.model.layers[1].self_attn.k_proj.weight.mul_(-1)
     none, first, second, every = profile(base, sibling, 2)

@@ -33,7 +33,8 @@ KEPT_OR_PLACED = pytest.mark.parametrize("options", ASKED, ids=["kept", "placed"
 
 def below(*segments: Sequence[int], **more: Any) -> tuple[Harness, StoreTier, list[Block]]:
     """An engine, its store, and the blocks that this has of an entry that is over."""
-    pool, hasher = BlockPool(64, 4), ChainHasher(b"key", 4)
+    pool = BlockPool(64, 4)
+    hasher = ChainHasher(b"key", 4)
     store = StoreTier(64, 4, hasher, bytes.hex, lower_than=[pool])
     cache = PrefixCache(pool, Entries(pool, lease_share=0.5), hasher, store=store)
     clock = ManualClock()
@@ -55,7 +56,8 @@ def below(*segments: Sequence[int], **more: Any) -> tuple[Harness, StoreTier, li
 
 @KEPT_OR_PLACED
 def test_scopes_are_apart(options: dict[str, Any]) -> None:
-    engine, text = Harness(num_blocks=128), (words(0, 40), A, words(100, 5))
+    engine = Harness(num_blocks=128)
+    text = (words(0, 40), A, words(100, 5))
     engine.done(*text, scope="a", **options)
     foreign = engine.done(*text, scope="b", **options)
     assert (foreign.usage.cache_read_tokens, foreign.usage.automatic_tokens) == (0, 0)
@@ -135,7 +137,8 @@ def read_in_a_random_life(
     for _ in range(25):
         segments = [rng.choice(texts[:3]), *(rng.choice(texts) for _ in range(rng.randint(0, 2)))]
         marked = rng.sample(range(len(segments)), rng.randint(0, len(segments)))
-        placed, keep = list[int](), None
+        placed = list[int]()
+        keep = None
         if kind == "placed":
             placed = rng.sample(range(1, len(segments)), rng.randint(0, len(segments) - 1))
         elif marked and rng.random() < 0.6:
@@ -206,7 +209,8 @@ def test_an_exact_prompt_of_the_tokens_that_stand_for_what_is_kept_finds_nothing
 
 
 def test_what_follows_inherits_the_kind() -> None:
-    engine, document = Harness(), words(0, 40)
+    engine = Harness()
+    document = words(0, 40)
     marks: dict[int, Ttl] = {0: "1h", 1: "5m"}
     engine.done(document, words(100, 5), marks=marks, keep=(0, 0.5))
     again = engine.done(document, words(100, 5), words(200, 3), marks=marks, keep=(0, 0.5))
@@ -334,7 +338,8 @@ def test_names_tell_tokens_of_the_whole_prompt() -> None:
 @pytest.mark.parametrize("num_others", range(18, 28))
 def test_what_is_held_of_a_prompt_need_not_be_its_beginning(num_others: int) -> None:
     """Of two copies either may have the blocks that are found; room is waited for all the same."""
-    engine, prefix = Harness(max_step_tokens=40), words(0, 80)
+    engine = Harness(max_step_tokens=40)
+    prefix = words(0, 80)
     short = engine.send(words(0, 16), marks={0: "5m"}, keep=(0, 0.5))
     engine.finish(short, engine.send(prefix, marks={0: "1h"}))
     digests = engine.cache.digests("s", prefix)

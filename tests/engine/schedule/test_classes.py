@@ -113,7 +113,8 @@ def test_batches_beside_interactive_requests_change_no_answer_and_no_count(seed:
     batch_of = partial(engine.send, service_class="batch")
     sents: list[Sent] = []
     for _ in range(60):
-        start, count = 1000 * rng.randrange(4), rng.randrange(1, 60)
+        start = 1000 * rng.randrange(4)
+        count = rng.randrange(1, 60)
         marks: Any = {0: rng.choice(["5m", "1h"])} if rng.random() < 0.5 else {}
         segments = words(start, count), words(rng.randrange(5000), rng.randrange(1, 20))
         send = batch_of if rng.random() < 0.6 else engine.send

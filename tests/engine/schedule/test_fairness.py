@@ -64,7 +64,8 @@ def test_admitting_cached_prompts_takes_a_share_of_a_shared_step(
     engine = Harness(num_blocks=256, max_running=16, max_waiting=20, max_step_tokens=64)
     neighbours = [engine.send(words(0, 3), scope="b", max_tokens=60)] if has_neighbour else []
     engine.step(2)
-    sents, most = warm_flood(engine, "a", 12), 0
+    sents = warm_flood(engine, "a", 12)
+    most = 0
     while waiting := [turn for turn in sents if turn.state.began_at is None]:
         engine.step()
         most = max(most, sum(turn.state.began_at is not None for turn in waiting))
@@ -120,7 +121,8 @@ def test_what_does_not_fit_is_not_looked_through_again_while_nothing_was_freed(
     running = occupied(engine, 40, max_tokens=100)
     sents = [engine.send(words(1000 * i, 120 + i), scope=f"s{i}", max_tokens=1) for i in range(20)]
     engine.step(8)
-    tried, begin = list[object](), engine.cache.begin
+    tried = list[object]()
+    begin = engine.cache.begin
     with monkeypatch.context() as counting:
         counting.setattr(engine.cache, "begin", lambda *of: (tried.append(of), begin(*of))[1])
         engine.step(10)

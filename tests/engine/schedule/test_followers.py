@@ -57,7 +57,8 @@ def ask_some(engine: Harness, rng: random.Random) -> None:
 
 @pytest.mark.parametrize("host_blocks", [0, 6, 40])
 def test_a_pool_under_pressure_and_its_host_tier(host_blocks: int) -> None:
-    engine, rng = Harness(num_blocks=10, host_blocks=host_blocks), random.Random(host_blocks)
+    engine = Harness(num_blocks=10, host_blocks=host_blocks)
+    rng = random.Random(host_blocks)
     for _ in range(NUM_PROMPTS):
         ask_some(engine, rng)
         pass_time(engine, rng.choice([0.0, 1.0, 400.0]))

@@ -118,7 +118,8 @@ def test_choices_whose_grammar_is_slow_take_turns_beside_another_scope() -> None
     for sequence in slow.state.sequences:
         bind(engine, sequence)
     engine.step(2)
-    before, begun = quick.state.leader.num_output, engine.manual.now()
+    before = quick.state.leader.num_output
+    begun = engine.manual.now()
     engine.step(16)
     assert quick.state.leader.num_output == before + 16
     assert engine.manual.now() - begun < 16 * 0.02

@@ -17,7 +17,8 @@ def test_chunks_end_at_every_breakpoint_and_are_after_a_hit_as_without_it() -> N
     engine = Harness(max_step_tokens=16)
     engine.done(words(0, 5), words(5, 20), words(25, 3), marks={0: "5m", 1: "5m"})
     assert chunks(engine)[:4] == [(0, 5), (5, 16), (21, 4), (25, 4)]
-    cold, warm = Harness(), Harness()
+    cold = Harness()
+    warm = Harness()
     warm.done(words(0, 10), marks={0: "5m"})
     warm.runner.steps.clear()
     for engine in (cold, warm):
@@ -30,7 +31,8 @@ def test_decoding_goes_on_in_every_step_of_anothers_prefill() -> None:
     talker = engine.send(words(0, 4), max_tokens=40)
     engine.step()
     reader = engine.send(words(100, 120), max_tokens=1)
-    before, steps = len(talker.answer()), 0
+    before = len(talker.answer())
+    steps = 0
     while not reader.is_over:
         engine.step()
         steps += 1
@@ -50,7 +52,8 @@ def test_decoding_goes_on_in_every_step_while_blocks_come_back() -> None:
     assert engine.host is not None
     before = engine.host.num_promoted
     while not reader.is_over:
-        promoted, said = engine.host.num_promoted, len(talker.answer())
+        promoted = engine.host.num_promoted
+        said = len(talker.answer())
         engine.step()
         assert engine.host.num_promoted - promoted <= 2
         assert len(talker.answer()) == said + 1

@@ -20,7 +20,8 @@ class Guesser:
         self._rng = rng
 
     def propose(self, tokens: Sequence[TokenId]) -> list[TokenId]:
-        known, guessed = list(tokens), []
+        known = list(tokens)
+        guessed = []
         for _ in range(self._rng.randint(0, LONGEST)):
             guessed.append(next_token([*known, *guessed], 1))
         for index in range(self._rng.randint(0, LONGEST), len(guessed)):
@@ -66,7 +67,8 @@ def test_answers_counts_and_blocks_are_as_without_speculation(seed: int) -> None
     """A pool that is too small for all of it, two scopes, batches, choices and a host tier."""
     counts: list[list[FinalCounts]] = []
     for is_speculating in (True, False):
-        rng, guesses = random.Random(seed), random.Random(100 + seed)
+        rng = random.Random(seed)
+        guesses = random.Random(100 + seed)
         sizes = {"num_blocks": 26, "host_blocks": 10, "max_waiting": 64, "max_step_tokens": 64}
         engine = speculating(guesses, **sizes) if is_speculating else Harness(**sizes)
         sents = []
@@ -94,7 +96,9 @@ def test_answers_counts_and_blocks_are_as_without_speculation(seed: int) -> None
 def test_nothing_behind_a_stop_or_a_limit_is_told_or_kept() -> None:
     rng = random.Random(3)
     for max_tokens in range(1, 12):
-        engine, plain, text = speculating(rng), Harness(), [1, 2, 3, 4, 5]
+        engine = speculating(rng)
+        plain = Harness()
+        text = [1, 2, 3, 4, 5]
         for where in (engine, plain):
             turn = where.send(text, max_tokens=max_tokens)
             where.finish(turn)

@@ -66,7 +66,8 @@ def constrained(engine: Harness, constraint: SlowConstraint, max_tokens: int = 3
 
 
 def test_others_decode_while_a_mask_is_computed_and_its_choice_goes_on_with_it() -> None:
-    engine, constraint = engine_with(), SlowConstraint()
+    engine = engine_with()
+    constraint = SlowConstraint()
     slow = constrained(engine, constraint)
     unconstrained = engine.send([4, 5, 6], scope="b", max_tokens=10)
     engine.step(12)
@@ -77,7 +78,8 @@ def test_others_decode_while_a_mask_is_computed_and_its_choice_goes_on_with_it()
 
 
 def test_a_mask_that_overruns_ends_its_own_choice_and_no_other() -> None:
-    engine, constraint = engine_with(seconds=0.1), SlowConstraint()
+    engine = engine_with(seconds=0.1)
+    constraint = SlowConstraint()
     unconstrained = engine.send([4, 5, 6], scope="b", max_tokens=100)
     slow = constrained(engine, constraint, max_tokens=100)
     deadline = time.monotonic() + 180
@@ -92,7 +94,8 @@ def test_a_mask_that_overruns_ends_its_own_choice_and_no_other() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="niceness is the process's elsewhere")
 def test_the_threads_of_masks_step_back() -> None:
-    engine, constraint = engine_with(), SlowConstraint()
+    engine = engine_with()
+    constraint = SlowConstraint()
     before = os.getpriority(os.PRIO_PROCESS, 0)
     turn = constrained(engine, constraint)
     constraint.is_free.set()
@@ -109,7 +112,8 @@ def test_the_librarys_limits_are_those_that_the_engine_relies_on() -> None:
 
 
 def test_a_mask_that_is_used_before_its_thread_is_done_is_computed_again() -> None:
-    engine, constraint = engine_with(), SlowConstraint(is_early=True)
+    engine = engine_with()
+    constraint = SlowConstraint(is_early=True)
     turn = engine.send([1, 2, 3], max_tokens=4)
     engine.step()
     constrain(turn, constraint)
@@ -151,7 +155,8 @@ def test_the_choices_of_one_request_are_masked_one_after_another_and_others_mean
 
 
 def test_a_grammar_takes_no_token_while_a_thread_has_it_and_others_go_on() -> None:
-    engine, constraints = engine_with(), (SlowConstraint(), SlowConstraint())
+    engine = engine_with()
+    constraints = (SlowConstraint(), SlowConstraint())
     turn = engine.send([1, 2, 3], choices=2, max_tokens=3)
     engine.step(2)
     constrain(turn, *constraints)
@@ -170,7 +175,8 @@ def test_a_grammar_takes_no_token_while_a_thread_has_it_and_others_go_on() -> No
 
 
 def test_an_engine_ends_while_masks_of_one_request_wait_behind_each_other() -> None:
-    engine, pool = engine_with(), TokenMaskPool(MonotonicClock(), seconds=60)
+    engine = engine_with()
+    pool = TokenMaskPool(MonotonicClock(), seconds=60)
     constraints = [SlowConstraint() for _ in range(MAX_THREADS + 2)]
     sents = [engine.send([n], scope=str(n), max_tokens=50) for n in range(MAX_THREADS)]
     sents.append(engine.send([1, 2, 3], scope="choices", choices=2, max_tokens=50))

@@ -43,7 +43,8 @@ def test_the_end_of_the_engines_thread_ends_the_process_with_one_line_without_co
 ) -> None:
     """What runs is cut off at once, whatever time the settings give to it; and for a moment
     `/readyz` says why, so that gateways know."""
-    port, log = free_port(), tmp_path / "log"
+    port = free_port()
+    log = tmp_path / "log"
     environment = {
         "ENGINE_SECRET": SECRET,
         "ENGINE_PORT": str(port),
@@ -123,7 +124,9 @@ def loop_of(clock: ManualClock, supervisor: Supervisor, llm: SilentLlm) -> VllmL
 
 @pytest.mark.anyio
 async def test_a_loop_that_fails_is_restarted_and_the_engine_is_not_ready_and_says_which() -> None:
-    clock, now, crashes = BrokenClock(), [0.0], list[BaseException]()
+    clock = BrokenClock()
+    now = [0.0]
+    crashes = list[BaseException]()
     supervisor = Supervisor(lambda: now[0])
     host = ServedEngine(lambda: None, supervisor)
     host.note_loaded()
@@ -255,7 +258,8 @@ def test_missing_memory_is_told_by_that_word_and_not_by_the_class_of_the_error(
 @pytest.mark.anyio
 async def test_what_a_loop_waits_for_is_told_once_and_without_a_traceback() -> None:
     with capture_logs() as logged:
-        supervisor, why = Supervisor(), ["it is away"]
+        supervisor = Supervisor()
+        why = ["it is away"]
         supervisor.start("watch", partial(_away, why))
         while supervisor.ends["watch"] < 4:
             await asyncio.sleep(0.01)

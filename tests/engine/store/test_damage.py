@@ -59,7 +59,8 @@ class Looks:
         return size
 
 
-READ, SIZE = files._read_block, files._size_of
+READ = files._read_block
+SIZE = files._size_of
 
 
 @pytest.fixture
@@ -84,7 +85,8 @@ def test_damaged_stores_give_a_miss_a_file_and_never_other_answers(
     """`say` compares each answer with that of an engine without any memory."""
     rng = random.Random(seed)
     where = PLACES[seed % len(PLACES)]
-    writer, prompts = StoredEngine(tmp_path / "store", is_shared="member" in where), prompts_of(rng)
+    writer = StoredEngine(tmp_path / "store", is_shared="member" in where)
+    prompts = prompts_of(rng)
     for prompt in prompts:
         writer.say(prompt)
     writer.settle()
@@ -194,7 +196,8 @@ def hurt(engine: StoredEngine, kind: str, rng: random.Random, looks: Looks) -> N
     for place, good in before.items():
         now = place.read_bytes() if place.exists() else None
         if now != good:
-            looks.good[place], looks.hurt[place] = good, now
+            looks.good[place] = good
+            looks.hurt[place] = now
 
 
 def hurt_file(whole: bytes, kind: str, rng: random.Random) -> bytes:

@@ -24,7 +24,8 @@ def test_leases_of_damaged_lines_are_counted_and_told(tmp_path: Path, damage: st
         writer.say(prompt(number))
     writer.settle()
     assert writer.store is not None and writer.stats.leases == 4
-    journal, keys = tmp_path / "store" / "journal", writer.store.directory.keys
+    journal = tmp_path / "store" / "journal"
+    keys = writer.store.directory.keys
     writer.kill()
     lines = journal.read_bytes().splitlines(keepends=True)
     puts = [at for at, line in enumerate(lines) if isinstance(decode_line(line[:-1], keys), Put)]

@@ -134,7 +134,8 @@ def test_each_member_has_a_folder_and_a_killed_ones_is_taken_over(pair: Pair) ->
     writer, reader = pair
     learn(writer, reader, PREFIX)
     assert writer.store is not None and reader.store is not None
-    folder, neighbour = writer.store.directory.path, reader.store.directory.path
+    folder = writer.store.directory.path
+    neighbour = reader.store.directory.path
     assert folder != neighbour and folder.parent == neighbour.parent
     again = writer.restart(is_killed=True)
     assert again.store is not None and again.store.directory.path == folder
@@ -174,7 +175,9 @@ def test_a_store_of_one_engine_is_not_shared_and_a_shared_one_is_not_one_engines
 def test_answers_do_not_depend_on_who_wrote_what(tmp_path: Path, seed: int) -> None:
     """`say` compares each answer with that of an engine without any memory. Files vanish too."""
     rng = random.Random(seed)
-    path, room, host = tmp_path / "store", rng.choice([24, 48]), rng.choice([0, 30])
+    path = tmp_path / "store"
+    room = rng.choice([24, 48])
+    host = rng.choice([0, 30])
     engines = [
         StoredEngine(path, is_shared=True, num_blocks=room, host_blocks=host) for _ in range(2)
     ]

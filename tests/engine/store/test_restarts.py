@@ -60,7 +60,8 @@ def test_no_lease_is_told_as_stored_before_its_line_is_in_the_journal(
     engine: StoredEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert engine.store is not None
-    directory, may_append = engine.store.directory, threading.Event()
+    directory = engine.store.directory
+    may_append = threading.Event()
     append = directory.append_journal
 
     def append_late(lines: bytes) -> None:
@@ -236,7 +237,8 @@ def test_answers_do_not_depend_on_restarts(tmp_path: Path, seed: int) -> None:
                 engine.settle()
             # What a planned end writes may displace a copy of a scope that has more.
             engine.end(is_killed=is_killed)
-            before, engine = stored(engine), engine.next()
+            before = stored(engine)
+            engine = engine.next()
             after = stored(engine)
             assert {key: after.get(key) for key in before} == before, "a stored lease is not there"
         elif kind < 0.2:

@@ -193,7 +193,8 @@ def test_it_is_preempted_and_goes_on_as_it_began(tmp_path: Path) -> None:
 
 def test_an_entry_in_front_of_the_siblings_end_has_not_what_the_sibling_wrote(pair: Pair) -> None:
     """Another document of the same length, which the sibling never saw."""
-    document, second_document = words(1000, 16), words(2000, 16)
+    document = words(1000, 16)
+    second_document = words(2000, 16)
     pair.write([*PREFIX, *document])
     turn = pair.ask(PREFIX, document, QUESTION, sibling=1)
     assert (read_of(turn), reused(turn)) == (38, 38)

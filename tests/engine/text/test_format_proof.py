@@ -283,7 +283,8 @@ def asked_of(*, strict: bool = True) -> GenerateRequest:
 @pytest.mark.parametrize("name", [name for name in TRIGGERED if name != "hermes-3"])
 def test_text_and_the_templates_own_call_are_allowed_and_read(name: str) -> None:
     """hermes-3 shows the name first and writes it last: what it shows is held."""
-    model, turn_request = of(name), asked_of()
+    model = of(name)
+    turn_request = asked_of()
     begin = thinking_end(model, turn_request)
     call = from_call(model, written(model, calls(GOOD))).removeprefix(begin)
     parser = model.parser(turn_request)
@@ -300,8 +301,10 @@ def test_text_and_the_templates_own_call_are_allowed_and_read(name: str) -> None
 
 @pytest.mark.parametrize("name", TRIGGERED)
 def test_a_turn_may_be_text_alone_and_end_but_no_call_of_another_schema(name: str) -> None:
-    model, turn_request = of(name), asked_of()
-    begin, bad = thinking_end(model, turn_request), {**GOOD, "unit": "furlong"}
+    model = of(name)
+    turn_request = asked_of()
+    begin = thinking_end(model, turn_request)
+    bad = {**GOOD, "unit": "furlong"}
     call = from_call(model, written(model, calls(bad))).removeprefix(begin).lstrip()
     fed, deltas = follow(model.parser(turn_request), model, f"{begin}Well.\n{call}")
     assert "furlong" not in fed and "Well." in fed

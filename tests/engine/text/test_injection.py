@@ -53,7 +53,8 @@ ODD = [
 
 
 def payload_of(draw: Random, controls: Sequence[str]) -> str:
-    control, second_control = draw.choice(controls), draw.choice(controls)
+    control = draw.choice(controls)
+    second_control = draw.choice(controls)
     half = len(control) // 2
     several = "\n".join(draw.sample(controls, k=min(4, len(controls))))
     forms = (
@@ -102,7 +103,8 @@ def prompt_of(texts: dict[str, str], *, has_tools: bool) -> Prompt:
         arguments += ', "count": NaN}'
     call = ToolUsePart(at("call id", "toolu_1"), at("call name", tool.name), arguments)
     result = ToolResultPart(at("result id", call.id), at("result", "Rain."))
-    thought, answer = ThinkingPart(at("thought", "I look.")), TextPart(at("answer", "It rains."))
+    thought = ThinkingPart(at("thought", "I look."))
+    answer = TextPart(at("answer", "It rains."))
     messages = [user(at("question", "How is it?"))]
     if has_tools:
         messages += [Message("assistant", [thought, call]), Message("user", [result])]
@@ -134,7 +136,8 @@ def test_no_text_in_any_place_becomes_a_control_token(
         files.tokenizer.add_special_tokens(ODD)
         renderer = ChatRenderer(files)
         has_tools = renderer.tool_format is not None
-        draw, controls = Random(index), sorted(renderer._pieces.control_ids)
+        draw = Random(index)
+        controls = sorted(renderer._pieces.control_ids)
         for _ in range(-(-NUM_INJECTIONS // len(paths))):
             places = draw.sample(PLACES, k=draw.choice((1, 1, 1, 2, 4)))
             before, behind = (

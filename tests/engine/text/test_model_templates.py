@@ -73,7 +73,8 @@ def text_of(name: str, prompt: Prompt, *, thinking: bool = False) -> str:
 
 def check_random_prompts(of: ChatRenderer, template: ChatTemplate) -> None:
     """They have the tokens that the template and the tokenizer alone make of them in one call."""
-    drawn, num_rendered = Conversations(1), 0
+    drawn = Conversations(1)
+    num_rendered = 0
     for index in range(NUM_PROMPTS):
         tools = drawn.tools() if index % 2 and of.tool_format is not None else []
         prompt = drawn.prompt(num_turns=index % 6 + 1, tools=tools, has_system=index % 3 > 0)

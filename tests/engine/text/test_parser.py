@@ -226,7 +226,8 @@ def test_only_the_beginning_of_a_turn_is_thinking_without_the_space_around_it(
     text: str, expected: list[Block]
 ) -> None:
     tags = REASONING_FORMATS["mistral" if text[0] == "[" else "think"]
-    is_open, text = text.startswith("(open)"), text.removeprefix("(open)")
+    is_open = text.startswith("(open)")
+    text = text.removeprefix("(open)")
     for pieces in ([text], list(text)):
         assert blocks(ThinkingParser(tags, PlainText(), is_open=is_open), pieces) == expected
 
@@ -387,9 +388,11 @@ def test_elements_are_lists_and_objects_by_the_schema_and_others_are_text(
 
 
 def test_a_deep_nest_ends() -> None:
-    value, depth = Elements("~", SCHEMA).value("~<a>" * 500 + "~</a>" * 500, None), 0
+    value = Elements("~", SCHEMA).value("~<a>" * 500 + "~</a>" * 500, None)
+    depth = 0
     while isinstance(value, dict):
-        value, depth = value["a"], depth + 1
+        value = value["a"]
+        depth = depth + 1
     assert 10 < depth < 100 and isinstance(value, str)
 
 

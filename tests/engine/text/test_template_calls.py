@@ -129,7 +129,8 @@ def text_of(model: ChatRenderer, turn: Turn) -> str:
 def _composed(model: ChatRenderer, turn: Turn, tool_uses: list[ToolUsePart]) -> str:
     """Where the template drops a part, or takes one call a message, as the format writes it."""
     opened = model.begins_thinking(request(thinking=thinks(turn)))
-    tags, of = model.formats.tags, model.formats.call_format
+    tags = model.formats.tags
+    of = model.formats.call_format
     said = ""
     for part in turn:
         if isinstance(part, ThinkingPart):
@@ -203,7 +204,8 @@ def is_forced(model: ChatRenderer, text: str, arguments: dict[str, Any]) -> bool
     tool = Tool("get_weather", FORCED, "Weather.")
     for choice in (ToolChoice("any"), ToolChoice("tool", tool.name, parallel=False)):
         turn_request = request(prompt=Prompt([QUESTION], [tool]), tool_choice=choice)
-        parser, whole = model.parser(turn_request), thinking_end(model, turn_request) + text
+        parser = model.parser(turn_request)
+        whole = thinking_end(model, turn_request) + text
         fed, deltas = follow(parser, model, whole)
         if parser.finish is None and fed != whole:
             return False

@@ -44,7 +44,8 @@ def test_a_template_that_takes_late_system_messages_gets_them() -> None:
 
 
 def test_a_model_that_always_thinks_serves_requests_that_do_not_ask_for_thinking() -> None:
-    renderer, turn_request = renderer_of("always-thinking"), request("one")
+    renderer = renderer_of("always-thinking")
+    turn_request = request("one")
     rendered = renderer.render(turn_request.prompt, thinking=False)
     assert decode(renderer, rendered.token_ids).endswith("user>one<|im_end|>assistant><think>")
     parser = renderer.parser(turn_request)

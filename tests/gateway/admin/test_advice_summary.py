@@ -23,7 +23,8 @@ SUMMARY = "advice/summary"
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
-    data, turns = tmp_path_factory.mktemp("summary"), list(week())
+    data = tmp_path_factory.mktemp("summary")
+    turns = list(week())
     with serve_gateway(data, "http://127.0.0.1:9", turns=turns) as url:
         yield Admin(url)
 
@@ -89,7 +90,9 @@ def test_a_key_of_a_workspace_sees_its_own_lines(gateway: Admin) -> None:
 def test_nobody_waits_for_another_workspaces_summary(
     gateway: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, begun, may_end = advice.summarized, Event(), Event()
+    real = advice.summarized
+    begun = Event()
+    may_end = Event()
 
     async def summarized(services: Any, workspace: str | None, viewer: Any) -> Any:
         if workspace == "slow":

@@ -48,7 +48,8 @@ def test_a_range_is_advised_by_key_and_model(gateway: Admin) -> None:
     report = gateway.post("advise", RANGE)
     assert report["num_turns"] == 21 and not report["is_cut"]
     by = {stream["workspace"]: stream for stream in report["streams"]}
-    sound, faulty = by["team-a"], by["team-b"]
+    sound = by["team-a"]
+    faulty = by["team-b"]
     assert sound["verdict"] == "mark" and sound["findings"] == []
     # Ten in a row, then one after 21 minutes: 2 and ten reads cost less than 2 * 1.25 and nine.
     assert sound["markers"] == [{"place": "system", "ttl": "1h"}]

@@ -20,7 +20,8 @@ SECRET = "The patient is called Rosalind Quill."
 
 class Site:
     def __init__(self, gateway: str, data: Path) -> None:
-        self.gateway, self.data = gateway, data
+        self.gateway = gateway
+        self.data = data
         self.admin = Admin(gateway, ADMIN_KEY)
 
     def ask(self, key: str, *, stream: bool = False) -> tuple[str, str]:
@@ -110,7 +111,8 @@ def test_it_is_gone_when_it_is_deleted_and_when_the_workspace_keeps_no_more(site
     site.admin.workspace("gone", keep_days=1)
     key = site.admin.make_key("gone")[1]
     before = len(site.kept())
-    (first, _), (second, _) = site.ask(key), site.ask(key)
+    (first, _) = site.ask(key)
+    (second, _) = site.ask(key)
     eventually(lambda: len(site.kept()) == before + 2)
     site.admin.delete(f"turns/{first}/content")
     site.admin.get(f"turns/{first}/content", status=404)

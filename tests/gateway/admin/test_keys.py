@@ -113,7 +113,8 @@ def test_a_rotated_key_works_through_its_grace_and_its_successor_at_once(
 ) -> None:
     old_id, old = admin.make_key(workspace, name="ci", scope="admin")
     successor = admin.post(f"keys/{old_id}/rotate", {"grace_seconds": 3600})
-    new_id, new = successor["info"]["id"], successor["key"]
+    new_id = successor["info"]["id"]
+    new = successor["key"]
     assert new != old and new_id != old_id
     assert (successor["info"]["name"], successor["info"]["scope"]) == ("ci", "admin")
     assert successor["info"]["replaces"] == old_id

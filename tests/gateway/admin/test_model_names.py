@@ -42,7 +42,8 @@ def test_an_alias_a_path_and_the_table_s_id_are_one_model(
         assert {row["model"] for row in rows} == {name}
         about = admin.get("about")
         assert about["models"] == about["served"] == [name]
-        (described,), (memory,) = admin.get("engines"), admin.get("engines/memory")
+        (described,) = admin.get("engines")
+        (memory,) = admin.get("engines/memory")
         assert described["description"]["model"] == memory["model"] == name
         ready = httpx.get(f"{url}/readyz", timeout=60).json()
         assert [engine["model"] for engine in ready["engines"]] == [name]

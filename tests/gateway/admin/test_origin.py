@@ -38,7 +38,8 @@ def ask(stack: Stack, key: str, *system: str) -> Message:
             messages=[{"role": "user", "content": "Hi"}],
             extra_body={"metadata": {"name": "support handbook"}},
         )
-    url, headers = f"{stack.gateway}/admin/v1/turns/{answer.id}", {"x-api-key": ADMIN_KEY}
+    url = f"{stack.gateway}/admin/v1/turns/{answer.id}"
+    headers = {"x-api-key": ADMIN_KEY}
     eventually(lambda: httpx.get(url, headers=headers, timeout=60).status_code == 200)
     return answer
 

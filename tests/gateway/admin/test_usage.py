@@ -70,7 +70,8 @@ TURNS = [
 
 @pytest.fixture(scope="module")
 def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    data, headers = tmp_path_factory.mktemp("usage"), {"x-api-key": ADMIN_KEY}
+    data = tmp_path_factory.mktemp("usage")
+    headers = {"x-api-key": ADMIN_KEY}
     with (
         serve_gateway(data, "http://127.0.0.1:9", turns=TURNS) as url,
         httpx.Client(base_url=url, headers=headers, timeout=120, trust_env=False) as client,
@@ -132,7 +133,8 @@ def test_time_avoided_is_each_engines_own_and_unknown_where_none_was_timed(
 
 
 def test_pages_of_turns_hold_each_turn_once(http: httpx.Client) -> None:
-    ids, after = [], None
+    ids = []
+    after = None
     while True:
         query = {"limit": 2} | ({"after": after} if after else {})
         page = http.get("/admin/v1/turns/search", params=query).json()
@@ -230,7 +232,8 @@ def test_a_workspaces_key_sees_what_an_admin_sees_of_that_workspace_and_nothing_
         for path in ("usage", "savings", "export.csv", "turns/search"):
             assert look(f"/admin/v1/{path}", workspace=workspace).status_code == 403
     assert look("/admin/v1/turns/msg_0004").status_code == 200
-    foreign, unknown = look("/admin/v1/turns/msg_0001"), look("/admin/v1/turns/msg_0009")
+    foreign = look("/admin/v1/turns/msg_0001")
+    unknown = look("/admin/v1/turns/msg_0009")
     assert (foreign.status_code, unknown.status_code) == (404, 404)
     assert "team-a" not in look("/admin/v1/export.csv", rows="turns", since_ms=0).text
     groups = look("/admin/v1/usage/groups", group_by="workspace", **day)

@@ -168,7 +168,8 @@ def test_no_stretch_of_time_lets_more_through_than_its_share(
     per_minute: int, steps: list[tuple[float, int]]
 ) -> None:
     """Between any two moments at most a full bucket and what they refill, whatever is asked."""
-    now, bucket = 0.0, TokenBucket.full(per_minute, 0.0)
+    now = 0.0
+    bucket = TokenBucket.full(per_minute, 0.0)
     taken: list[tuple[float, int]] = []
     for pause, num_tokens in steps:
         now += pause

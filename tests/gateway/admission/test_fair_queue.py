@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from gateway.admission.fair_queue import FairQueue, QueueFull, Waiting
 
-TURNS, TOKENS = 8, 100
+TURNS = 8
+TOKENS = 100
 WORKSPACES = ("a", "b", "c", "d")
 
 Turn = Waiting[int]

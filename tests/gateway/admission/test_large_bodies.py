@@ -10,7 +10,8 @@ def test_a_key_that_reads_all_the_time_leaves_most_of_the_time_to_others() -> No
     """A read computes for 2 ms on the loop; its place rests for three times as long."""
 
     async def run() -> float:
-        limit, busy = ReadLimit(per_key=1, rest=3.0), 0.0
+        limit = ReadLimit(per_key=1, rest=3.0)
+        busy = 0.0
         until = time.monotonic() + 0.5
 
         async def read_all_the_time() -> None:

@@ -62,7 +62,9 @@ class Limited:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Limited]:
-    data, engine, time = tmp_path_factory.mktemp("limits"), ScriptedEngine(), Standing()
+    data = tmp_path_factory.mktemp("limits")
+    engine = ScriptedEngine()
+    time = Standing()
     with serve(engine) as engine_url:
         settings = make_settings(data, engine_url)
         migrate(settings)
@@ -269,7 +271,8 @@ def test_spend_outlives_a_restart_and_is_shared_through_the_ledger(
     changes = {"database_url": shared_database, "queue_seconds": 0.0}
     with serve(engine) as engine_url:
         with serve_gateway(tmp_path / "a", engine_url, **changes) as first:
-            stack, admin = Stack(first, engine, tmp_path), Admin(first)
+            stack = Stack(first, engine, tmp_path)
+            admin = Admin(first)
             eventually(stack.is_ready)
             admin.workspace("w")
             key = admin.make_key("w")[1]

@@ -79,7 +79,8 @@ def full_gateway(shared: Served) -> Iterator[Served]:
     shared.engine.holds = True
     shared.fill()
     yield shared
-    shared.engine.holds, shared.engine.is_ready = False, True
+    shared.engine.holds = False
+    shared.engine.is_ready = True
     eventually(lambda: not shared.engine.running and shared.num_waiting == 0)
 
 

@@ -220,7 +220,8 @@ async def test_a_gateway_that_stops_tells_what_its_last_turns_gave_back(url: str
 
 async def test_turns_that_go_while_they_wait_give_back_what_they_took(url: str) -> None:
     async with gateways(url) as (a, b):
-        limits, chance = Limits(max_concurrency=50), random.Random(1)
+        limits = Limits(max_concurrency=50)
+        chance = random.Random(1)
         for _ in range(20):
             tasks = [
                 asyncio.create_task(gateway.take(limits)) for gateway in (a, b) for _ in range(5)
@@ -240,7 +241,10 @@ async def test_turns_that_go_while_they_wait_give_back_what_they_took(url: str) 
 
 async def test_no_interleaving_lets_more_turns_run_than_the_limit(url: str) -> None:
     async with gateways(url) as pair:
-        limits, running, most, chance = Limits(max_concurrency=4), [0], [0], random.Random(2)
+        limits = Limits(max_concurrency=4)
+        running = [0]
+        most = [0]
+        chance = random.Random(2)
 
         async def client(gateway: Gateway) -> int:
             num_served = 0

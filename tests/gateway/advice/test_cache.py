@@ -16,7 +16,10 @@ MINIMUM = 100
 
 
 def blocks_of(turn: Observation, marks: list[Mark]) -> list[B]:
-    ttls, message, blocks, before = dict(marks), -1, [], 0
+    ttls = dict(marks)
+    message = -1
+    blocks = []
+    before = 0
     for place, letter in enumerate(turn.kinds):
         message += letter.isupper()
         section = "tools" if letter == "t" else "system" if letter == "s" else "messages"
@@ -40,17 +43,20 @@ def random_marks(turn: Observation, chance: random.Random) -> list[Mark]:
 @pytest.mark.parametrize("seed", range(60))
 def test_every_turn_is_billed_as_the_reference_model_bills_it(seed: int) -> None:
     chance = random.Random(seed)
-    requests, now = [], 0
+    requests = []
+    now = 0
     prompts = [random_prompt(chance) for _ in range(4)]
     for _ in range(30):
         now += chance.choice([0, 500, 20_000, 280_000, 320_000, 3_500_000, 3_700_000])
         requests.append(Sent(now, chance.choice([*prompts, random_prompt(chance)])))
-    cache, oracle = Cache(MINIMUM), Oracle(MINIMUM)
+    cache = Cache(MINIMUM)
+    oracle = Oracle(MINIMUM)
     for turn in turns_of(requests, begins_after_ms=chance.choice([0, 700]), dialect="anthropic"):
         marks = random_marks(turn, chance)
         counts = cache.take(turn, marks)
         tail = turn.total - turn.tokens[-1]
-        seconds, begin = turn.at_ms / 1000, turn.begun_ms / 1000
+        seconds = turn.at_ms / 1000
+        begin = turn.begun_ms / 1000
         expected = oracle.run(blocks_of(turn, marks), t=seconds, begin=begin, g=tail)
         tokens = dict(
             inp=counts.input_tokens,

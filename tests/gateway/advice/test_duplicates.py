@@ -63,7 +63,8 @@ LEAD = "Today is Friday, November 27, 2026.\nSent 2026-11-27T10:15:04Z by req_a8
 def traffic(author: Author, twin: Twin, marks: Any = None) -> tuple[list[Sent], Prompt, Prompt]:
     """Two prefixes in turns, six questions each, and one that has nothing of them."""
     prompt_a = single(author, author.tools(), LEAD + author.text(40))
-    prompt_b, stranger = twin(author, prompt_a), single(author, author.tools(), author.text(40))
+    prompt_b = twin(author, prompt_a)
+    stranger = single(author, author.tools(), author.text(40))
     requests = []
     for number in range(18):
         prompt = (prompt_a, prompt_b, stranger)[number % 3]

@@ -26,7 +26,9 @@ class Gateway:
     """A gateway whose loops can be killed."""
 
     def __init__(self, url: str, loops: FaultySupervisor, engine: ScriptedEngine) -> None:
-        self.url, self.loops, self.engine = url, loops, engine
+        self.url = url
+        self.loops = loops
+        self.engine = engine
 
     def health(self) -> tuple[int, dict[str, Any]]:
         answer = httpx.get(f"{self.url}/readyz", timeout=120)
@@ -43,7 +45,8 @@ class Gateway:
 
 @pytest.fixture
 def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
-    engine, supervisors = ScriptedEngine(), list[FaultySupervisor]()
+    engine = ScriptedEngine()
+    supervisors = list[FaultySupervisor]()
 
     def make(monotonic: Callable[[], float], count_ends: CountEnds, **_: bool) -> Supervisor:
         supervisors.append(FaultySupervisor(monotonic, count_ends))
@@ -67,7 +70,8 @@ def test_every_loop_that_is_killed_is_started_again_and_does_its_work(gateway: G
     eventually(lambda: all(gateway.restarts(kind) == 1 for kind in alive))
     assert gateway.health()[0] == 200, "one end is no failure"
     # The drain, the reconciler, the keys and the polls still do what they are for.
-    turn, admin = gateway.ask(), Admin(gateway.url)
+    turn = gateway.ask()
+    admin = Admin(gateway.url)
     eventually(lambda: turn in [t["id"] for t in admin.get("turns?limit=9")])
     admin.workspace("another")
     key_id, key = admin.make_key("another")

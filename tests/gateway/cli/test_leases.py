@@ -55,7 +55,8 @@ def say(
 
 def test_each_entry_is_a_line(url: str, say: Callable[..., Said]) -> None:
     (live,) = [e for e in Admin(url).get("leases") if e["entry"]["state"] == "leased"]
-    entry, engine = live["entry"], live["engine"]
+    entry = live["entry"]
+    engine = live["engine"]
     status, lines, errors = say("--url", url, "--workspace", "default", "--engine", engine)
     (line,) = [line for line in lines if line.endswith("leased")]
     assert (status, errors) == (0, [])

@@ -49,7 +49,8 @@ def costs_what_own_prices_say(settings: Settings, row: dict[str, Any]) -> bool:
 
 
 def test_a_moved_journal_is_settled_with_the_engines_counts(tmp_path: Path) -> None:
-    engine, directory = ScriptedEngine(), tmp_path / "moved"
+    engine = ScriptedEngine()
+    directory = tmp_path / "moved"
     with serve(engine) as url:
         settings = settings_with_prices(tmp_path, url)
 

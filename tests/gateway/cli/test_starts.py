@@ -12,7 +12,8 @@ SECONDS = 300
 
 def started(data: Path, port: int) -> tuple[int, str]:
     """The status that it ended with, and what it said."""
-    settings, log = gateway_environment(port, data, ["http://127.0.0.1:9"]), data / "log"
+    settings = gateway_environment(port, data, ["http://127.0.0.1:9"])
+    log = data / "log"
     status = start([*python("gateway"), "serve"], settings, log).wait(SECONDS)
     return status, log.read_text("utf-8")
 

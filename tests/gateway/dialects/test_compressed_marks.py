@@ -52,7 +52,8 @@ def names(ask: Ask) -> list[str]:
 
 
 def test_the_breakpoint_and_what_follows_it_are_of_the_kind() -> None:
-    exact, half = ask_of(PLAIN, PLAIN), ask_of(HALF, PLAIN)
+    exact = ask_of(PLAIN, PLAIN)
+    half = ask_of(HALF, PLAIN)
     assert [point.keep for point in half.plan.breakpoints] == [0.5, None]
     assert [point.ttl for point in half.plan.breakpoints] == ["5m", "5m"]
     # From the end of the marked segment on prefixes have other names, and no others go out.
@@ -65,7 +66,8 @@ def test_the_breakpoint_and_what_follows_it_are_of_the_kind() -> None:
 
 
 def test_a_block_that_stands_anywhere_is_no_breakpoint() -> None:
-    exact, ask = ask_of(PLAIN, PLAIN), ask_of(BLOCK, {**BLOCK, "ttl": "1h"}, *[PLAIN] * 4)
+    exact = ask_of(PLAIN, PLAIN)
+    ask = ask_of(BLOCK, {**BLOCK, "ttl": "1h"}, *[PLAIN] * 4)
     assert [point.segment for point in ask.plan.breakpoints] == [2, 3, 4, 5]
     assert unnamed(ask) == [Document(0), Document(1, "1h")]
     assert header(ask) == "blocks; recompute=16"
@@ -80,7 +82,8 @@ def test_a_block_that_stands_anywhere_is_no_breakpoint() -> None:
 
 
 def test_a_siblings_prefixes_have_other_names_from_the_start_on() -> None:
-    exact, ask = ask_of(PLAIN, PLAIN), ask_of(SIBLING, PLAIN)
+    exact = ask_of(PLAIN, PLAIN)
+    ask = ask_of(SIBLING, PLAIN)
     assert [point.sibling for point in ask.plan.breakpoints] == [True, False]
     assert len(names(ask)) == len(names(exact)) and not set(names(exact)) & set(names(ask))
     assert header(ask) == "sibling=true"
@@ -162,7 +165,9 @@ def test_the_header_is_for_the_last_marker_that_stays_where_it_is() -> None:
 def asked_of_all(stack: Stack, header: str) -> dict[str, str]:
     """What each dialect's own client is told."""
     options: Any = {"extra_headers": {"holdfast-approximate": header}}
-    sdk, client, messages = stack.sdk(), stack.openai(), {}
+    sdk = stack.sdk()
+    client = stack.openai()
+    messages = {}
     calls: dict[str, Callable[[], Any]] = {
         "messages": lambda: sdk.messages.create(
             model=MODEL, max_tokens=5, system=[text("x", PLAIN)], messages=MESSAGES, **options

@@ -354,7 +354,8 @@ def test_a_stream_has_nothing_between_its_events(stack: Stack) -> None:
     stack.engine.script = frames(*CALL, protocol.Finished(reason="tool_use", output_tokens=9))
     stack.engine.num_heartbeats = 2
     raw = post(stack, "streamGenerateContent?alt=sse").text
-    chunks, at = [], 0
+    chunks = []
+    at = 0
     while match := LINE.match(raw, at):
         chunks.append(json.loads(match[1]))
         at = match.end()

@@ -344,7 +344,8 @@ def test_a_system_message_that_only_sets_the_effort_is_no_part_of_the_prompt(
 ) -> None:
     """`claude --bare` sends one behind each prompt, without content."""
     sets = {"role": "system", **nothing, "output_config": {"effort": "medium"}}
-    go, more = said(text("Go. " * 200, SHORT)), said(text("And?", SHORT))
+    go = said(text("Go. " * 200, SHORT))
+    more = said(text("And?", SHORT))
     first = ask(stack, messages=[go, sets])
     (message,) = stack.engine.requests[-1].prompt.messages
     assert message.role == "user"
@@ -377,7 +378,8 @@ def test_tools_that_only_the_vendor_runs_are_left_out_and_told(stack: Stack, fie
 
 
 def test_tools_that_only_the_vendor_runs_are_forced_in_no_dialect(stack: Stack) -> None:
-    search, google = {"type": "web_search"}, {"googleSearch": {}}
+    search = {"type": "web_search"}
+    google = {"googleSearch": {}}
     allowed = {"type": "allowed_tools", "mode": "required", "tools": [search]}
     forced = {"functionCallingConfig": {"mode": "ANY"}}
     gemini = {"contents": [{"parts": [{"text": "x"}]}], "tools": [google], "toolConfig": forced}

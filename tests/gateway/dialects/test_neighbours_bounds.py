@@ -186,7 +186,8 @@ def test_the_keys_of_one_object_are_counted_wherever_it_stands(noise: str) -> No
 @pytest.mark.parametrize("size", [2000, 70_000, 600_000])
 def test_the_input_of_a_call_has_a_bound_of_bytes_and_of_keys(size: int) -> None:
     bounds = RequestBounds(max_call_bytes=size, max_object_keys=size // 20)
-    fits, long = {"a": "b" * (size - 8)}, {"a": "b" * (size - 7)}
+    fits = {"a": "b" * (size - 8)}
+    long = {"a": "b" * (size - 7)}
     wide = {f"k{n}": n for n in range(bounds.max_object_keys + 1)}
     decode_messages(msgspec.json.encode(called(fits)), bounds)
     decode_chat(msgspec.json.encode(called_function(fits)), bounds)

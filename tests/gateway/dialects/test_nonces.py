@@ -160,7 +160,8 @@ def test_errors_speak_of_the_clients_own_blocks(system: list[Any], message: str)
 
 
 def test_two_sessions_of_a_coding_agent_share_their_prefix_and_it_is_counted(stack: Stack) -> None:
-    rules, ids = text("You are a coding agent. " * 200, SHORT), set()
+    rules = text("You are a coding agent. " * 200, SHORT)
+    ids = set()
     for nonce in ("0aaa9", "36ee5"):
         line = f"x-anthropic-billing-header: cc_version=2.1.1.{nonce[:3]}; cc_entrypoint=cli;"
         system = [text(f"{line} cch={nonce};"), rules]

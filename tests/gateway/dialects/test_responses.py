@@ -109,7 +109,8 @@ def test_a_stream_has_all_events_in_order(stack: Stack) -> None:
 def test_the_answer_without_a_stream_is_the_streams_last_event(stack: Stack) -> None:
     stack.engine.script = frames(ThinkingDelta("Hm."), TextDelta("I look."), *CALL)
     body = {"tools": [LOOK], "include": ["reasoning.encrypted_content"]}
-    whole, last = asked(stack, **body), streamed(stack, **body)[-1]["response"]
+    whole = asked(stack, **body)
+    last = streamed(stack, **body)[-1]["response"]
     for changing in ("id", "created_at", "usage", "holdfast"):
         whole.pop(changing), last.pop(changing)
     ids = [[item.pop("id")[:3] for item in answer["output"]] for answer in (whole, last)]
@@ -194,7 +195,8 @@ def test_a_custom_tool_is_called_with_a_text(stack: Stack) -> None:
 def test_openais_tools_that_run_at_the_client_are_called_in_their_own_shapes(
     stack: Stack, tool: Any, written: dict[str, Any], action: dict[str, Any]
 ) -> None:
-    name, text = tool["type"], json.dumps(written)
+    name = tool["type"]
+    text = json.dumps(written)
     stack.engine.script = frames(
         ToolUseStart(id="call_1", name=name),
         *(ToolInputDelta(text[:7]), ToolInputDelta(text[7:])),
@@ -848,7 +850,8 @@ def test_keys_and_workspaces_have_policies(stack: Stack, speaks: str) -> None:
 
 def test_in_chat_completions_the_clients_markers_are_all(stack: Stack) -> None:
     hi = {"role": "user", "content": "Hi"}
-    anthropic, native = {"cache_control": {"type": "ephemeral"}}, {"prompt_cache_breakpoint": MARK}
+    anthropic = {"cache_control": {"type": "ephemeral"}}
+    native = {"prompt_cache_breakpoint": MARK}
     for marker, expected in ((anthropic, [(0, "5m")]), (native, [(0, "30m"), (1, "5m")])):
         content = [{"type": "text", "text": LONG_TEXT, **marker}]
         chat(stack, messages=[{"role": "system", "content": content}, hi])

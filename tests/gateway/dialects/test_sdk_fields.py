@@ -236,7 +236,8 @@ def test_every_parameter_of_responses_is_honoured_ignored_told_or_refused() -> N
 
 
 def test_every_type_of_item_and_tool_of_responses_is_taken_left_out_or_refused_by_name() -> None:
-    items, tools = types_in(response_input_item_param.ResponseInputItemParam), tool_param.ToolParam
+    items = types_in(response_input_item_param.ResponseInputItemParam)
+    tools = tool_param.ToolParam
     assert len(items) > 25 and len(types_in(tools)) > 12
     for kind in items:
         try:

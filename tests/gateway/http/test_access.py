@@ -102,7 +102,8 @@ def test_each_route_by_each_key(http_: httpx.Client, keys: dict[str, str], opera
     """A key that ended is answered like one that never was."""
     shapes = {}
     for kind in (*NO_KEYS, "inference", "read_only", "read_only_admin", "admin", "configured"):
-        reply, status = call(http_, operation, keys.get(kind)), expected(operation, kind)
+        reply = call(http_, operation, keys.get(kind))
+        status = expected(operation, kind)
         if status is None:
             assert reply.status_code not in (401, 403), (kind, reply.text)
             continue
@@ -152,7 +153,8 @@ def test_an_encoded_path_does_not_pass_a_proxy_that_closes_the_admin_api(
 
 
 def test_a_reader_sees_its_workspace_and_no_others(stack: Stack, keys: dict[str, str]) -> None:
-    mine, theirs = Admin(stack.url, keys["read_only"]), Admin(stack.url, keys["theirs"])
+    mine = Admin(stack.url, keys["read_only"])
+    theirs = Admin(stack.url, keys["theirs"])
     assert [workspace["id"] for workspace in mine.get("workspaces")] == ["mine"]
     assert [workspace["id"] for workspace in theirs.get("workspaces")] == ["theirs"]
     assert mine.get("workspaces/mine")["workspace"]["id"] == "mine"
@@ -256,7 +258,8 @@ def fuzzed(seed: random.Random) -> tuple[str, bytes]:
 
 
 def test_no_header_that_is_not_a_key_gets_in_or_breaks_anything(stack: Stack) -> None:
-    seed, statuses = random.Random(20261121), Counter[int]()
+    seed = random.Random(20261121)
+    statuses = Counter[int]()
     connection = http.client.HTTPConnection(urlsplit(stack.url).netloc, timeout=120)
     for _ in range(NUM_FUZZED):
         name, value = fuzzed(seed)

@@ -65,7 +65,8 @@ def test_every_failure_has_the_one_envelope(
 )
 def test_head_has_gets_status_and_headers_and_no_body(stack: Stack, path: str, status: int) -> None:
     with stack.http() as http:
-        head, get = http.head(path), http.get(path)
+        head = http.head(path)
+        get = http.get(path)
         assert (head.status_code, get.status_code) == (status, status)
         assert head.content == b"" and get.content
         assert head.headers["content-type"] == get.headers["content-type"]

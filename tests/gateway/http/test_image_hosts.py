@@ -31,7 +31,8 @@ FILE = png(20, 20)
 
 def certified(directory: Path) -> tuple[str, str]:
     """A certificate of HOST and its key, both as files."""
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    key = ec.generate_private_key(ec.SECP256R1())
+    now = datetime.now(UTC)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, HOST)])
     certificate = (
         x509.CertificateBuilder()
@@ -77,7 +78,8 @@ class House(Stack):
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    directory, pictures = tmp_path_factory.mktemp("gateway"), Pictures()
+    directory = tmp_path_factory.mktemp("gateway")
+    pictures = Pictures()
     certificate, key = certified(directory)
     config = uvicorn.Config(
         pictures, "127.0.0.1", 0, log_config=None, ssl_certfile=certificate, ssl_keyfile=key

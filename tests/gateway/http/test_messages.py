@@ -72,7 +72,8 @@ def test_stream_events_have_the_wires_frames_and_order(stack: Stack) -> None:
         event = msgspec.json.decode(data.removeprefix("data: "))
         assert event["type"] == name.removeprefix("event: ")
         kinds.append(event["type"].removeprefix("content_block_"))
-    plain_block, delta = ["start", "delta", "stop"], ["start", "delta", "delta", "stop"]
+    plain_block = ["start", "delta", "stop"]
+    delta = ["start", "delta", "delta", "stop"]
     assert kinds == [
         "message_start",
         *["start", "ping", "delta", "delta", "delta", "stop"],
@@ -97,7 +98,8 @@ def test_omitted_thinking_keeps_its_block_and_signature(stack: Stack) -> None:
 def test_thinking_nobody_asked_for_is_counted_and_not_shown(stack: Stack, thinking: Any) -> None:
     stack.engine.script = rich
     options = {} if thinking is None else {"thinking": thinking}
-    plain, live = create(stack, **options), streamed(stack, **options)
+    plain = create(stack, **options)
+    live = streamed(stack, **options)
     for message in (plain, live):
         assert [block.type for block in message.content] == ["text", "tool_use", "tool_use"]
         assert message.usage.output_tokens_details.thinking_tokens == 3

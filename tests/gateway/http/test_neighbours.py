@@ -29,7 +29,9 @@ from tests.gateway.gemini_bodies import MODEL
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import API_KEY, eventually
 
-MOST, OF_ADDRESS, LOOKUPS = 40, 30, 10
+MOST = 40
+OF_ADDRESS = 30
+LOOKUPS = 10
 SILENCE_SECONDS = 2.0
 
 
@@ -48,7 +50,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 @contextmanager
 def sockets(url: str, count: int, source: str) -> Iterator[list[socket.socket]]:
     host, port = url.removeprefix("http://").split(":")
-    address, source_address = (host, int(port)), (source, 0)
+    address = (host, int(port))
+    source_address = (source, 0)
     with ExitStack() as stack:
         connections = [
             socket.create_connection(address, 30, source_address=source_address)
@@ -320,7 +323,8 @@ def test_a_workspace_counts_a_few_at_once_and_who_leaves_ends_its_count(counted:
 
 
 def test_a_prompt_that_can_not_fit_is_refused_without_the_engine(counted: Stack) -> None:
-    counted.engine.longest_token_bytes, counted.engine.epoch = 8, "epoch-2"
+    counted.engine.longest_token_bytes = 8
+    counted.engine.epoch = "epoch-2"
     # 1 MB; the context is 100,000 tokens of 8 bytes at most.
     too_long = {**COUNTED, "messages": [{"role": "user", "content": "word " * 200_000}]}
 

@@ -43,7 +43,8 @@ class Books:
 
     def __init__(self, journal: Journal, ledger: Ledger, url: str) -> None:
         self.url = url
-        self.journal, self.ledger = journal, ledger
+        self.journal = journal
+        self.ledger = ledger
         self.audit = Audit(journal, partial(stored_turns, ledger), CLOCK)
 
     async def fill(self) -> None:
@@ -83,7 +84,8 @@ class Books:
 async def books(tmp_path: Path, shared_database: str) -> AsyncIterator[Books]:
     settings = DatabaseSettings(data=tmp_path, database_url=shared_database)
     await asyncio.to_thread(migrate, settings)
-    journal, ledger = Journal(tmp_path / "journal").start(), Ledger(settings.ledger_url, 60.0)
+    journal = Journal(tmp_path / "journal").start()
+    ledger = Ledger(settings.ledger_url, 60.0)
     fresh = Books(journal, ledger, settings.ledger_url)
     await fresh.fill()
     yield fresh
@@ -143,7 +145,8 @@ async def test_flipped_bits_in_the_log_of_a_killed_gateways_ledger(
     """What SQLite drops without a word is told by number: rows are right, or told."""
     settings = DatabaseSettings(data=tmp_path / "data")
     await asyncio.to_thread(migrate, settings)
-    journal, ledger = Journal(tmp_path / "journal").start(), Ledger(settings.ledger_url, 60.0)
+    journal = Journal(tmp_path / "journal").start()
+    ledger = Ledger(settings.ledger_url, 60.0)
     books = Books(journal, ledger, settings.ledger_url)
     await books.fill()
     killed = tmp_path / "killed"

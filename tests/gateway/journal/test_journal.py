@@ -43,7 +43,8 @@ class Witness:
         self.acked: list[str] = []
         self.cancelled: list[str] = []
         self.running: set[str] = set()
-        self.is_ready, self.is_silent = True, False
+        self.is_ready = True
+        self.is_silent = False
 
     async def unacknowledged(self) -> list[FinalCounts]:
         if self.is_silent:
@@ -112,7 +113,8 @@ async def test_the_turns_of_a_killed_gateway_are_closed_in_few_writes(
     await asyncio.gather(*map(journal.open, turns))
     await journal.stop()
 
-    journal, now = Journal(tmp_path).start(), [0.0]
+    journal = Journal(tmp_path).start()
+    now = [0.0]
     witness = Witness(*(counts_of(turn.id) for turn in turns[:30] * 2))
     reconciler = settling(journal, witness, now=lambda: now[0])
     assert await reconciler.recover() == 60
@@ -135,7 +137,8 @@ async def test_the_turns_of_a_killed_gateway_are_closed_in_few_writes(
 async def test_what_an_engine_prefilled_for_a_client_that_left_is_paid_as_uncached_input(
     journal: Journal, outcome: str, is_paid: bool
 ) -> None:
-    turn, charged = record(journal, 1), list[TurnRecord]()
+    turn = record(journal, 1)
+    charged = list[TurnRecord]()
     await journal.open(turn)
     final = counts_of(turn.id, reason="cancelled", prefilled_tokens=3_000)
     reconciler = settling(journal, Witness(final), charged=charged.append)
@@ -162,7 +165,8 @@ async def test_a_turn_is_not_given_up_while_its_engine_is_too_busy_to_answer(
     now[0] = 60.0
     await reconciler.step()
     assert reconciler.num_pending == 1 and witness.cancelled
-    counts, witness.counts = witness.counts, []
+    counts = witness.counts
+    witness.counts = []
     witness.is_silent, witness.running = False, {record(journal, 1).id}
     await reconciler.step()
     assert reconciler.num_pending == 1, "it still runs"

@@ -45,7 +45,9 @@ class Outage:
     """A database of its own, since it is put out of order."""
 
     def __init__(self, kind: str, data: Path, url: str) -> None:
-        self.kind, self.data, self.url = kind, data, url
+        self.kind = kind
+        self.data = data
+        self.url = url
 
     def __call__(self) -> AbstractContextManager[None]:
         if self.kind == "locked":
@@ -100,9 +102,11 @@ def test_a_transaction_ends_at_its_deadline_and_the_next_one_works(outage: Outag
 
 def test_served_without_a_database_then_drained_once(outage: Outage) -> None:
     """Ten turns on every commit; FAULTS=full asks twenty a second for ten minutes."""
-    engine, turn_ids = ScriptedEngine(), list[str]()
+    engine = ScriptedEngine()
+    turn_ids = list[str]()
     count, pause = sizes.number((10, 0.0), (12_000, 0.05))
-    before, without = list[float](), list[float]()
+    before = list[float]()
+    without = list[float]()
     with (
         serve(engine) as engine_url,
         serve_gateway(outage.data, engine_url, database_url=outage.url) as url,
@@ -169,7 +173,8 @@ def test_a_turn_that_the_ledger_cannot_hold_is_set_aside_and_stops_no_other(
     migrate(settings)
 
     async def check() -> None:
-        journal, metrics = Journal(tmp_path / "j").start(), Metrics()
+        journal = Journal(tmp_path / "j").start()
+        metrics = Metrics()
         ledger = Ledger(settings.ledger_url)
         for turn in (at(1, 0), at(2, 0, model="a\x00b"), at(3, 0, workspace="w" * 100), at(4, 0)):
             await journal.open(turn)

@@ -24,14 +24,18 @@ TURNS = 20
 async def test_replayed_drains_and_late_or_unknown_counts_change_no_row(
     tmp_path: Path, ledger_url: str, journal: Journal
 ) -> None:
-    rng, ledger, metrics, witness = random.Random(8), Ledger(ledger_url), Metrics(), Witness()
+    rng = random.Random(8)
+    ledger = Ledger(ledger_url)
+    metrics = Metrics()
+    witness = Witness()
     charge = Billing(load_prices(), metrics).charge
     reconciler = settling(journal, witness)
     drain = Drain(journal, ledger.insert_turns, nobody, metrics)
     turns: list[TurnRecord] = [record(journal, number) for number in range(TURNS)]
     for number, turn in enumerate(turns):
         await journal.open(turn)
-        turn.outcome, turn.output_tokens = "stop", number
+        turn.outcome = "stop"
+        turn.output_tokens = number
         charge(turn)
         await journal.close(turn)
     assert await drain.step() == TURNS
@@ -40,7 +44,8 @@ async def test_replayed_drains_and_late_or_unknown_counts_change_no_row(
     for replay in range(REPLAYS):
         turn = rng.choice(turns)
         changed = TurnRecord(**{name: getattr(turn, name) for name in turn.__struct_fields__})
-        changed.output_tokens, changed.cost = 10**6, 10**9
+        changed.output_tokens = 10**6
+        changed.cost = 10**9
         late = {"usage": InputUsage(input_tokens=999), "output_tokens": 999}
         witness.counts = [counts_of(turn.id, **late), counts_of(f"msg_unknown{replay}", **late)]
         match replay % 4:

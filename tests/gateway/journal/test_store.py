@@ -66,7 +66,8 @@ def on(directory: Path, work: Callable[[Journal], Awaitable[object]], **options:
 
 
 async def close(journal: Journal, turn: TurnRecord) -> None:
-    turn.outcome, turn.fingerprint = "stop", FINGERPRINT
+    turn.outcome = "stop"
+    turn.fingerprint = FINGERPRINT
     await journal.close(turn)
 
 
@@ -110,12 +111,14 @@ def whole(directory: Path) -> None:
 
 def test_a_turn_is_open_closed_once_rewritten_only_while_open_and_forgotten(tmp_path: Path) -> None:
     async def work(journal: Journal) -> None:
-        first, second = record(journal, 1), record(journal, 2)
+        first = record(journal, 1)
+        second = record(journal, 2)
         assert await journal.unknown([first.id, second.id]) == [first.id, second.id]
         await journal.open(first)
         await journal.open(second)
         assert (journal.backlog, journal.num_closed) == (2, 0)
-        first.attempt, second.attempt = 2, 3
+        first.attempt = 2
+        second.attempt = 3
         await journal.rewrite(first)
         assert [turn.attempt for turn in await journal.open_turns()] == [2, 1]
         await journal.close(second)
@@ -135,7 +138,8 @@ def test_what_is_set_aside_keeps_its_bytes_until_it_is_found_and_a_close_brings_
     tmp_path: Path,
 ) -> None:
     async def work(journal: Journal) -> None:
-        turn, late = record(journal, 1), record(journal, 2)
+        turn = record(journal, 1)
+        late = record(journal, 2)
         await journal.open(turn)
         await journal.set_aside([turn.id, late.id], LOST)
         await journal.set_aside([turn.id], "again")
@@ -154,7 +158,8 @@ def test_what_is_set_aside_keeps_its_bytes_until_it_is_found_and_a_close_brings_
 def test_after_any_failures_the_journal_holds_what_was_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rng, commits = random.Random(1), Commits(monkeypatch)
+    rng = random.Random(1)
+    commits = Commits(monkeypatch)
     opened: set[str] = set()
     closed: set[str] = set()
 
@@ -191,9 +196,11 @@ def test_a_turn_whose_opening_failed_is_not_there_and_a_close_is_tried_until_it_
     commits = Commits(monkeypatch)
 
     async def work(journal: Journal) -> None:
-        done, refused = record(journal, 1), record(journal, 2)
+        done = record(journal, 1)
+        refused = record(journal, 2)
         await journal.open(done)
-        commits.times, commits.code = 2, code
+        commits.times = 2
+        commits.code = code
         with pytest.raises(JournalFull):
             await journal.open(refused)
         assert not journal.has_room
@@ -219,7 +226,8 @@ def test_an_opening_that_takes_too_long_fails_and_leaves_nothing(
 
     async def work(journal: Journal) -> None:
         monkeypatch.setattr(store, "_commit", commit)
-        late, left = record(journal, 1), record(journal, 2)
+        late = record(journal, 1)
+        left = record(journal, 2)
         leaving = asyncio.create_task(journal.open(left))
         with pytest.raises(JournalUnavailable):
             await journal.open(late)
@@ -372,7 +380,8 @@ def test_a_file_that_is_damaged_under_the_gateway_is_replaced_and_no_running_tur
         for turn in turns:
             await journal.open(turn)
         old = journal.instance
-        commits.times, commits.code = 1, sqlite3.SQLITE_CORRUPT
+        commits.times = 1
+        commits.code = sqlite3.SQLITE_CORRUPT
         await journal.close(turns[0])
         assert len(journal.damaged) == 1 and old in journal.instances and journal.instance != old
         assert states(tmp_path) == {turns[0].id: "closed", turns[1].id: "open", turns[2].id: "open"}
@@ -400,7 +409,8 @@ def test_a_record_whose_digit_flipped_is_set_aside_and_stops_no_other(
         for number, turn in enumerate(turns):
             await journal.open(turn)
             if number or is_closed:
-                turn.outcome, turn.output_tokens = "stop", 7
+                turn.outcome = "stop"
+                turn.output_tokens = 7
                 await journal.close(turn)
 
     on(tmp_path / "journal", make)
@@ -426,7 +436,8 @@ def test_a_record_whose_digit_flipped_is_set_aside_and_stops_no_other(
 def test_a_gateway_starts_with_a_damaged_file_and_a_record_that_nobody_can_read(
     tmp_path: Path,
 ) -> None:
-    directory, log = tmp_path / "journal", tmp_path / "log"
+    directory = tmp_path / "journal"
+    log = tmp_path / "log"
     killed(directory, 4)
     spoil_the_head(directory)
     on(directory, nothing)

@@ -18,7 +18,8 @@ pytestmark = pytest.mark.anyio
 async def test_counts_are_acknowledged_if_the_ledger_has_the_turn_and_else_it_is_named_once(
     tmp_path: Path, ledger_url: str
 ) -> None:
-    journal, ledger = Journal(tmp_path / "journal").start(), Ledger(ledger_url)
+    journal = Journal(tmp_path / "journal").start()
+    ledger = Ledger(ledger_url)
     stored, waiting, lost = (record(journal, number) for number in range(3))
     foreign_id = "msg_0123456700000000"
     await ledger.insert_turns([stored])
@@ -35,7 +36,8 @@ async def test_counts_are_acknowledged_if_the_ledger_has_the_turn_and_else_it_is
     await journal.stop()
 
     # Rows from `recover --instance` come into the ledger. The next start finds them there.
-    journal, ledger = Journal(tmp_path / "journal").start(), Ledger(ledger_url)
+    journal = Journal(tmp_path / "journal").start()
+    ledger = Ledger(ledger_url)
     await ledger.insert_turns([lost])
     assert journal.num_set_aside == 1
 

@@ -218,7 +218,8 @@ async def test_the_time_of_a_token_is_a_gpus_only_where_the_engine_says_so(ledge
 
 @pytest.mark.anyio
 async def test_a_later_report_with_fewer_steps_changes_nothing(ledger: Ledger) -> None:
-    many, few = steps(random.Random(1), 5e-5), steps(random.Random(2), 9e-5, 20)
+    many = steps(random.Random(1), 5e-5)
+    few = steps(random.Random(2), 9e-5, 20)
     for times in (many, few):
         await ledger.record_epochs([told("a", 0, 1, prefill_times=times)])
     time = (await token_times(ledger, str)).of("engine-0", "m")

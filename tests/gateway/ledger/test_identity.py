@@ -86,7 +86,9 @@ def test_a_ledger_that_is_deleted_while_the_gateway_runs_costs_no_turn(
 def test_a_ledger_that_is_replaced_and_put_back_gets_every_turn(
     tmp_path: Path, engine_url: str
 ) -> None:
-    replaced, ledger, mine = tmp_path / "other", tmp_path / "ledger.db", tmp_path / "mine"
+    replaced = tmp_path / "other"
+    ledger = tmp_path / "ledger.db"
+    mine = tmp_path / "mine"
     mine.mkdir()
     migrate(make_settings(replaced))
     with serve_gateway(tmp_path, engine_url) as url:

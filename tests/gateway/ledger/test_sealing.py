@@ -141,7 +141,8 @@ def test_a_body_in_another_ones_place_is_not_read() -> None:
 
 @pytest.mark.anyio
 async def test_another_master_secret_is_told_and_seals_nothing(ledger: Ledger) -> None:
-    first, second = Sealing(ledger, MASTER), Sealing(ledger, SecretStr("another"))
+    first = Sealing(ledger, MASTER)
+    second = Sealing(ledger, SecretStr("another"))
     await first.run(asyncio.Event())
     await fill(ledger)
     async with ledger.transaction() as connection:

@@ -366,7 +366,8 @@ async def test_retention_deletes_turns_and_keeps_their_sums(ledger: Ledger) -> N
     await ledger.insert_turns([at(number, number // 300) for number in range(3000)])
     everything = Range(since_ms=ms(-1), until_ms=ms(11))
     queries = Queries(ledger)
-    before, reasons = await queries.totals(everything), await queries.reasons(everything)
+    before = await queries.totals(everything)
+    reasons = await queries.reasons(everything)
     deleted = await retain(ledger, ms(8), ms(2), ms(8))
     assert (deleted.turns, (await queries.totals(everything)).requests) == (2400, 2400)
     assert before.requests == 3000 and reasons.misses == {"cold": 3000}
@@ -472,7 +473,8 @@ async def test_charts_of_many_turns_are_made_of_sums_and_lose_none(
     of = Range(since_ms=since, until_ms=ms(0) + minutes * 60_000 - 3000)
     inside = sum(since <= ms(0) + n * 60_000 * minutes / 1020 < of.until_ms for n in range(1020))
     assert inside > 1000
-    times, series = await latency(ledger, of), await Queries(ledger).series(of)
+    times = await latency(ledger, of)
+    series = await Queries(ledger).series(of)
     assert times.bucket_seconds == step and series.bucket_seconds == (60 if step == 300 else 300)
     assert times.misses.requests == inside
     assert sum(point.misses.requests for point in times.series) == inside

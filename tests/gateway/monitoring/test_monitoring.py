@@ -86,9 +86,12 @@ class Served:
 
 
 def scrape(url: str) -> Scrape:
-    values, types, helps = {}, {}, {}
+    values = {}
+    types = {}
+    helps = {}
     for family in text_string_to_metric_families(httpx.get(f"{url}/metrics", timeout=120).text):
-        types[family.name], helps[family.name] = family.type, family.documentation
+        types[family.name] = family.type
+        helps[family.name] = family.documentation
         for sample in family.samples:
             series = sample.name, tuple(sorted(sample.labels.items()))
             assert series not in values, f"{series} twice"
@@ -125,7 +128,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
     }
     gateway = {"HOLDFAST_METRICS_WORKSPACES": str(NUM_NAMED)}
     with running_stack(data, "synthetic", engine, gateway) as stack:
-        admin, keys = Admin(stack.gateway, ADMIN_KEY), [API_KEY]
+        admin = Admin(stack.gateway, ADMIN_KEY)
+        keys = [API_KEY]
         for name in ("first", "second", "third"):
             admin.workspace(name)
             keys.append(admin.make_key(name)[1])
@@ -310,7 +314,8 @@ def board() -> dict[str, Any]:
 def test_every_panel_asks_what_is_exposed_and_lets_choose_an_engine_or_a_model(
     exposed: Exposed,
 ) -> None:
-    panels, rows = board()["panels"], documented()
+    panels = board()["panels"]
+    rows = documented()
     for annotation in board()["annotations"]["list"]:
         check_expression(annotation["expr"], exposed)
     for name in ("title", "id"):
@@ -400,7 +405,8 @@ def prompt_tokens(row: Row) -> int:
 
 
 def test_turns_and_tokens_are_those_of_the_ledger_by_model(served: Served) -> None:
-    gateway, rows = served.gateway, served.rows
+    gateway = served.gateway
+    rows = served.rows
     by_outcome = Counter((row["outcome"], row["engine_model"]) for row in rows)
     assert len({model for _, model in by_outcome}) == 1
     for (outcome, model), number in by_outcome.items():
@@ -492,7 +498,8 @@ DESCRIPTION = Description(
 
 def test_an_endpoint_picker_reads_a_gateways_load_by_vllms_names() -> None:
     """llm-d's model-server-protocol."""
-    metrics, waiting = Metrics(), [3]
+    metrics = Metrics()
+    waiting = [3]
     metrics.watch(**{"vllm:num_requests_waiting": lambda: waiting[0]})
     blocks = BlockStats(total=100, free=20, active=30, leased=15, best_effort=5, cached=30)
     state = EngineState(True, False, "closed", 0, "m", DESCRIPTION, 2, blocks)

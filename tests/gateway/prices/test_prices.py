@@ -11,7 +11,9 @@ from gateway.prices.price import dollars, per_token
 TODAY = date(2026, 11, 21)
 
 
-SONNET, OPUS, HAIKU = "claude-sonnet-4-6", "claude-opus-5-5", "claude-haiku-5-5"
+SONNET = "claude-sonnet-4-6"
+OPUS = "claude-opus-5-5"
+HAIKU = "claude-haiku-5-5"
 COSTS = {
     "V120": (SONNET, InputUsage(input_tokens=54, cache_write_5m_tokens=2000), 100, "$0.009162"),
     "V121": (SONNET, InputUsage(input_tokens=54, cache_read_tokens=2000), 100, "$0.002262"),

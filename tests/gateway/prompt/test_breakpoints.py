@@ -39,7 +39,8 @@ def broken(name: str, message: str, **changes: Any) -> Any:
     return pytest.param(body(**changes), message, id=name)
 
 
-S, L = text("x", SHORT), text("x", LONG)
+S = text("x", SHORT)
+L = text("x", LONG)
 QUESTION = {"role": "user", "content": "q"}
 THINKING = {"type": "thinking", "thinking": "hm", "signature": "s", "cache_control": SHORT}
 THOUGHT = {"role": "assistant", "content": [THINKING, text("a")]}

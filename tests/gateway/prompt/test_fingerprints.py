@@ -76,7 +76,8 @@ def test_what_is_stored_holds_no_text_and_is_keyed_by_the_scope() -> None:
     packed = pack(fingerprint(request))
     for word in (b"look", b"lease", b"Notes", b"things"):
         assert word not in packed
-    ours, theirs = fingerprint(request, "ours"), fingerprint(request, "theirs")
+    ours = fingerprint(request, "ours")
+    theirs = fingerprint(request, "theirs")
     assert not {p.digest for p in ours.points} & {p.digest for p in theirs.points}
     assert ours.parameters != theirs.parameters
 
@@ -116,10 +117,8 @@ def system(*texts: str) -> Prompt:
 
 
 def test_another_scope_gives_other_digests() -> None:
-    first, second = (
-        sketch_of(system("\n".join(LINES)), "a"),
-        sketch_of(system("\n".join(LINES)), "b"),
-    )
+    first = sketch_of(system("\n".join(LINES)), "a")
+    second = sketch_of(system("\n".join(LINES)), "b")
     assert not set(digests(first)) & set(digests(second))
     assert not set(pieces(first, 0)) & set(pieces(second, 0))
 

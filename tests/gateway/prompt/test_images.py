@@ -98,7 +98,8 @@ def test_blocks_and_results_show_images_where_the_engine_sees(tmp_path: Path) ->
     with stacked(tmp_path, engine) as stack:
         said = stack.sdk().messages.create(model=MODEL, max_tokens=5, messages=messages)
         assert told(said) == []
-        prompt, points = engine.requests[-1].prompt, engine.requests[-1].breakpoints
+        prompt = engine.requests[-1].prompt
+        points = engine.requests[-1].breakpoints
         # Google's client writes base64 for URLs.
         data = png(640, 480) + b"\xfb\xff\xfe" * 3
         with client(stack) as google:

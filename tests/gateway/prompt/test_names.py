@@ -91,7 +91,8 @@ def test_names_are_equal_exactly_as_far_as_the_content_is(
     place = data.draw(st.integers(0, len(texts) - 1))
     changed = [*texts]
     changed[place] += "!"
-    before, after = name_prefixes(prompt(*texts), "s"), name_prefixes(prompt(*changed), "s")
+    before = name_prefixes(prompt(*texts), "s")
+    after = name_prefixes(prompt(*changed), "s")
     equal = [a.digest == b.digest for a, b in zip(before, after, strict=True)]
     assert equal == [index < place for index in range(len(texts))]
 

@@ -87,7 +87,8 @@ class FakeApi:
             gone = {"kind": "Status", "code": 410, "reason": "Expired"}
             await line({"type": "ERROR", "object": gone})
         else:
-            cut, ends = self.num_cut, time.monotonic() + 60
+            cut = self.num_cut
+            ends = time.monotonic() + 60
             bookmark = {"metadata": {"resourceVersion": str(version)}}
             await line({"type": "BOOKMARK", "object": bookmark})
             while cut == self.num_cut and time.monotonic() < ends:
@@ -160,7 +161,8 @@ def test_changes_are_told_over_cut_watches_and_versions_that_are_too_old(house: 
         house.api.num_cut += 1
         house.api.change("DELETED", "a", house.api.slices["a"])
         house.api.put("c", urls[2], **pod("engine-2"))
-        house.api.oldest, house.api.events = house.api.version, []
+        house.api.oldest = house.api.version
+        house.api.events = []
         eventually(lambda: {*house.engines()} == {"engine-1", "engine-2"})
         assert (house.api.num_stale, house.api.num_lists) == (1, lists + 1)
 

@@ -92,7 +92,8 @@ class Model:
 
 @st.composite
 def events(draw: st.DrawFn) -> Event:
-    chain, depth = draw(st.integers(0, CHAINS - 1)), draw(st.integers(1, DEPTH))
+    chain = draw(st.integers(0, CHAINS - 1))
+    depth = draw(st.integers(1, DEPTH))
     kind = draw(st.sampled_from(["held", "held", "gone", "lease_ended"]))
     names = [f"{chain}.{i}" for i in range(DEPTH - depth, DEPTH)]
     if kind == "gone":
@@ -119,7 +120,9 @@ def test_the_index_is_what_the_engine_holds_whatever_gets_lost(steps: list[Event
     """Frames get lost, connections break, the engine restarts; its own log replays or snapshots."""
 
     async def check() -> None:
-        log, model, holdings = EventLog("epoch-0"), Model(), Holdings()
+        log = EventLog("epoch-0")
+        model = Model()
+        holdings = Holdings()
         lost = 0
 
         async def reconnect() -> None:
@@ -141,7 +144,8 @@ def test_the_index_is_what_the_engine_holds_whatever_gets_lost(steps: list[Event
                 if not holdings.apply(Heartbeat(seq=log.last_seq), 0.0):
                     await reconnect()
             elif step == "restart":
-                log, model = EventLog(f"epoch-{number + 1}"), Model()
+                log = EventLog(f"epoch-{number + 1}")
+                model = Model()
                 await reconnect()
             elif not isinstance(step, str):
                 model.take(step)
@@ -184,7 +188,8 @@ def test_a_lease_counts_until_the_engine_ends_it_whether_or_not_its_seconds_were
 
 
 def test_a_full_index_takes_no_more_bytes_than_it_may_and_what_is_forgotten_is_counted() -> None:
-    number_of_names, engines = 20_000, 8
+    number_of_names = 20_000
+    engines = 8
     counted = list[int]()
     tracemalloc.start()
     try:
@@ -227,7 +232,8 @@ def test_bisection_finds_what_looking_at_every_name_finds(depths: list[int], num
 
 
 def test_where_entries_alone_are_held_every_name_is_looked_at() -> None:
-    index, num = PrefixIndex(), 400
+    index = PrefixIndex()
+    num = 400
     chain = ChainHeld(seq=1, names=[HeldName("77", 78), HeldName("301", 302)])
     holdings = begun(Holdings(index), chain)
     ends = Ends([f"{n}" for n in range(num)], [n + 1 for n in range(num)])

@@ -339,7 +339,8 @@ def test_what_is_admitted_never_contradicts_what_was_said_before(
     first: ModelIdentity, second: ModelIdentity, third: ModelIdentity
 ) -> None:
     """Whoever is admitted agrees with all that came before it, not only with the first."""
-    ids, taken = ModelIds(None, lambda: START), list[ModelIdentity]()
+    ids = ModelIds(None, lambda: START)
+    taken = list[ModelIdentity]()
     for identity in (first, second, third):
         try:
             ids.admit(described(identity=identity))

@@ -41,7 +41,8 @@ def all_of(index: Holdings, snapshot: Snapshot) -> list[tuple[int, int]]:
 
 def in_parts(line: bytes) -> tuple[Holdings, list[float]]:
     """An index that applied a snapshot part by part, and the CPU seconds of each."""
-    index, seconds = Holdings(), list[float]()
+    index = Holdings()
+    seconds = list[float]()
     gc.disable()  # A gateway freezes what lives on: it is not looked through again and again.
     begun = time.thread_time()
     for frame in frames_of(line):

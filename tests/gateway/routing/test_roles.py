@@ -46,7 +46,8 @@ def first_leg(question: Ask, engines: list[Candidate]) -> Route[Candidate] | Non
 )
 def test_what_one_engine_does_alone(why: str) -> None:
     running = {"idle": 0, "nearly idle": 1}.get(why, 8)
-    prefill, decode = engine(0, "prefill"), engine(1, "decode", running=running)
+    prefill = engine(0, "prefill")
+    decode = engine(1, "decode", running=running)
     question = ask_of("word " * 40 if why == "short" else LONG, is_marked=why != "unmarked")
     if why == "held":
         decode.hold(*(name.digest for name in question.plan.names))

@@ -85,7 +85,8 @@ async def test_a_turn_that_ends_between_its_legs_is_charged_by_who_ended_it(
     journal = Journal(tmp_path).start()
     turn = record(journal, 1)
     turn.begin_anew()
-    turn.first_leg, turn.outcome = FIRST, outcome
+    turn.first_leg = FIRST
+    turn.outcome = outcome
     Billing(load_prices(), Metrics()).charge(turn)
     assert (turn.cache_write_5m_tokens, turn.computed_tokens) == (paid, 3_010)
     await journal.stop()

@@ -193,7 +193,9 @@ def test_what_the_engine_or_its_servers_template_cannot_do_is_refused_by_the_fie
     begun = {"role": "assistant", "content": "Once"}
     turns = [{"role": "user", "parts": [{"text": "Begin."}]}]
     fields = {"model": MODEL, "messages": MESSAGES}
-    messages, completions, chats = "/v1/messages", "/v1/completions", "/v1/chat/completions"
+    messages = "/v1/messages"
+    completions = "/v1/completions"
+    chats = "/v1/chat/completions"
     with serve(engine) as engine_url, serve_gateway(tmp_path, engine_url) as url:
         for path, request, said in (
             (

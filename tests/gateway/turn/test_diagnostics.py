@@ -149,7 +149,8 @@ async def test_what_is_anothers_takes_the_way_of_what_is_not_there() -> None:
     """Not even the time that an answer takes tells them apart."""
     background = Background()
     diagnostics = PromptComparer(never, background)
-    theirs, nobodys = "msg_" + "1" * 28, "msg_" + "0" * 28
+    theirs = "msg_" + "1" * 28
+    nobodys = "msg_" + "0" * 28
     fingerprint = comparing("owner", nobodys).fingerprint(5, ())
     diagnostics.remember("owner", theirs, fingerprint, "k")
     diagnoses = {}

@@ -73,7 +73,8 @@ class Pair:
 
 @contextmanager
 def serving(data: Path, **settings: Any) -> Iterator[Pair]:
-    first, second = ScriptedEngine(), ScriptedEngine(epoch="epoch-2")
+    first = ScriptedEngine()
+    second = ScriptedEngine(epoch="epoch-2")
     with (
         serve(first) as first_url,
         serve(second) as second_url,
@@ -89,7 +90,8 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 
 def test_an_engine_that_breaks_before_its_first_frame_is_not_noticed(pair: Pair) -> None:
-    pair.first.breaks_early, pair.first.num_heartbeats = True, 1
+    pair.first.breaks_early = True
+    pair.first.num_heartbeats = 1
     for number, stream in enumerate([False, True], 1):
         reply = pair.ask_until(pair.first, f"breaks {stream}", stream=stream)
         assert reply.status_code == 200
@@ -306,7 +308,8 @@ def test_the_breaker_opens_lets_a_probe_through_and_closes_for_a_new_process(pai
     pair.first.breaks_early = True
     for number in range(FAILURES):
         pair.ask_until(pair.first, f"breaks again {number}")
-    pair.first.breaks_early, pair.first.epoch = False, "epoch-2"
+    pair.first.breaks_early = False
+    pair.first.epoch = "epoch-2"
     eventually(lambda: pair.engine("engine-0")["description"]["epoch"] == "epoch-2")
     assert pair.engine("engine-0")["breaker"] == "closed"
     # A new process begins with its peer's load.
@@ -338,7 +341,8 @@ def test_an_engine_is_drained_resumed_removed_and_added(pair: Pair) -> None:
 def test_what_can_not_be_done_to_engines_is_said(pair: Pair) -> None:
     for engine in (pair.first, pair.second):
         engine.wait_seconds = 60.0
-    url, request = f"{pair.url}/v1/messages", body(stream=True)
+    url = f"{pair.url}/v1/messages"
+    request = body(stream=True)
     with httpx.stream("POST", url, json=request, headers=HEADERS, timeout=120):
         name = "engine-0" if pair.first.requests else "engine-1"
         said = pair.admin.delete(f"engines/{name}", 400)

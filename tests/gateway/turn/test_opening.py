@@ -95,7 +95,8 @@ def test_where_the_record_cant_be_written_the_client_is_told_and_nothing_is_left
 
 
 def test_a_client_that_leaves_meanwhile_leaves_nothing(stack: Stack, disk: Disk) -> None:
-    before, left = num_turns(stack), num_left(stack)
+    before = num_turns(stack)
+    left = num_left(stack)
     with disk.waits():
         with pytest.raises(httpx.ReadTimeout):
             ask(stack, seconds=1.0, stream=True)

@@ -23,8 +23,11 @@ from tests.gateway.serving import eventually, serve, serve_gateway
 pytest.importorskip("opentelemetry.sdk")
 from tests.gateway.turn.collector import Collector, Span, collecting, collecting_grpc
 
-SERVER, CLIENT, INTERNAL = 2, 3, 1
-TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+SERVER = 2
+CLIENT = 3
+INTERNAL = 1
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+PARENT = "00f067aa0ba902b7"
 SECRET_WORDS = "The heron counts forty two stones"
 
 
@@ -160,7 +163,8 @@ def post(url: str, trace: str = TRACE, **changes: Any) -> httpx.Response:
 def test_a_retry_at_another_engine_is_a_second_call_of_one_trace(
     collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = ScriptedEngine(breaks_early=True), ScriptedEngine()
+    first = ScriptedEngine(breaks_early=True)
+    second = ScriptedEngine()
     with (
         serve(first) as first_url,
         serve(second) as second_url,
@@ -189,7 +193,8 @@ def test_a_turn_that_fails_and_one_whose_client_leaves_are_errors(
 ) -> None:
     engine = ScriptedEngine()
     engine.refusal = ErrorReply("prompt_too_long", "prompt is too long: 9 tokens > 8 maximum")
-    refused, left = os.urandom(16).hex(), os.urandom(16).hex()
+    refused = os.urandom(16).hex()
+    left = os.urandom(16).hex()
     with (
         serve(engine) as engine_url,
         gateway(monkeypatch, tmp_path, collector.url, engine_url) as url,
@@ -197,7 +202,8 @@ def test_a_turn_that_fails_and_one_whose_client_leaves_are_errors(
         assert post(url, refused).status_code == 400
         turn, call = spans_of(collector, refused, 2)
         engine.refusal, engine.script = None, say(*["word "] * 2_000, delay=0.05)
-        trace_headers, path = headers(f"00-{left}-{PARENT}-01"), f"{url}/v1/messages"
+        trace_headers = headers(f"00-{left}-{PARENT}-01")
+        path = f"{url}/v1/messages"
         request = body(stream=True)
         with httpx.stream("POST", path, json=request, headers=trace_headers, timeout=120) as reply:
             next(reply.iter_lines())
@@ -218,7 +224,8 @@ def test_a_traceparent_that_is_not_one_begins_a_new_trace(
         gateway(monkeypatch, tmp_path, collector.url, engine_url) as url,
     ):
         for wrong in ("", "00-zz-yy-01", "x" * 5000, f"00-{'0' * 32}-{PARENT}-01"):
-            before, path = len(collector.spans), f"{url}/v1/messages"
+            before = len(collector.spans)
+            path = f"{url}/v1/messages"
             reply = httpx.post(path, json=body(), headers=headers(wrong), timeout=120)
             assert reply.status_code == 200
             eventually(lambda before=before: len(collector.spans) == before + 6)

@@ -4,7 +4,8 @@ from engine.protocol import BreakpointReport, EntryState, InputUsage, Name, Rece
 from gateway.ledger.reads.prefixes import PrefixUse
 from gateway.turn.diagnostics import LastHolders
 
-A, B = "a" * 16, "b" * 16
+A = "a" * 16
+B = "b" * 16
 
 
 def holders(epochs: dict[str, str], max_names: int = 10) -> LastHolders:

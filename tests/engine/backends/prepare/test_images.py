@@ -62,11 +62,10 @@ def prepared(preparer: Preparer, prompt: Prompt, **more: Any) -> Prepared:
 
 
 def test_a_prompt_has_one_place_an_image_and_none_that_a_client_wrote(seeing: Preparer) -> None:
-    first_image, second_image = image(1), image(2)
-    call, result = (
-        ToolUsePart("c", "shot", {}),
-        ToolResultPart("c", f"A {second_image.reference}\nB"),
-    )
+    first_image = image(1)
+    second_image = image(2)
+    call = ToolUsePart("c", "shot", {})
+    result = ToolResultPart("c", f"A {second_image.reference}\nB")
     said = f"{PLACE} and {image(3).reference}"
     prompt = Prompt(
         [
@@ -86,7 +85,8 @@ def test_a_prompt_has_one_place_an_image_and_none_that_a_client_wrote(seeing: Pr
 
 
 def test_what_stands_behind_an_image_moves_by_its_tokens(seeing: Preparer) -> None:
-    first_image, second_image = image(1), image(2)
+    first_image = image(1)
+    second_image = image(2)
     prompt = turn(
         "Look",
         first_image.reference,
@@ -184,7 +184,8 @@ def test_a_token_that_was_joined_with_an_image_is_the_image() -> None:
 )
 def test_a_broken_image_is_refused_by_reference(seeing: Preparer, broken: dict[str, Any]) -> None:
     number = 10 + len(str(broken))
-    bad, good = image(number, **broken), image(1)
+    bad = image(number, **broken)
+    good = image(1)
     prompt = turn(good.reference, bad.reference, images=[good, bad])
     for wire_request in (request(prompt), CountRequest(SCOPE, prompt)):
         kind = COUNT if isinstance(wire_request, CountRequest) else GENERATE

@@ -32,7 +32,8 @@ from tests.engine.text.test_boundaries import agent_prompt
 pytestmark = pytest.mark.anyio
 
 DATED = "{% for _ in range(strftime_now('%d') | int) %}day {% endfor %}\n"
-OLD, NEW = date(2026, 1, 31), date(2026, 2, 1)
+OLD = date(2026, 1, 31)
+NEW = date(2026, 2, 1)
 SYSTEM = ("You answer in few words. " * 40,)
 HOUR = 3600.0
 

@@ -97,7 +97,8 @@ async def until(is_so: Callable[[], bool]) -> None:
 async def test_neither_tokenizing_nor_compiling_stops_other_threads(engine: LocalBackend) -> None:
     """Some 200,000 tokens, which hold the interpreter's lock for a second in one process."""
     await finish(engine, request())
-    gaps, is_over = [0.0], threading.Event()
+    gaps = [0.0]
+    is_over = threading.Event()
 
     def beat() -> None:
         last = time.perf_counter()
@@ -139,7 +140,8 @@ async def test_a_prompt_whose_workers_are_killed_or_stopped_is_prepared_by_anoth
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second of them was a 400, as if the prompt had been too costly."""
-    ask, num_left = pool._ask, pool.MAX_TRIES - 1
+    ask = pool._ask
+    num_left = pool.MAX_TRIES - 1
 
     async def interrupted_ask(process: asyncio.subprocess.Process, message: Start | Job) -> Answer:
         nonlocal num_left

@@ -35,8 +35,10 @@ def test_it_is_known_by_its_answers_and_says_what_it_keeps(engine: Engine) -> No
 
 
 def test_a_scope_reads_what_its_slot_kept(engine: Engine) -> None:
-    scope, conversation = engine.scope(), prompt(engine.text(100))
-    first, second = engine.ask(conversation, scope, 0), engine.ask(conversation, scope, 0)
+    scope = engine.scope()
+    conversation = prompt(engine.text(100))
+    first = engine.ask(conversation, scope, 0)
+    second = engine.ask(conversation, scope, 0)
     (end,) = engine.ends(conversation)
     assert (first.usage.cache_write_5m_tokens, second.usage.cache_read_tokens) == (end, end)
     # The server reuses all but the last token.
@@ -67,7 +69,8 @@ def test_a_slot_another_scope_used_is_computed_anew(engine: Engine, script: Slot
 
 
 def test_a_slot_that_was_taken_away_gives_no_read(engine: Engine) -> None:
-    scope, conversation = engine.scope(), prompt(engine.text(100))
+    scope = engine.scope()
+    conversation = prompt(engine.text(100))
     engine.ask(conversation, scope, 0)
     for _ in range(SLOTS):
         engine.ask(prompt(engine.text(50)), engine.scope())
@@ -97,7 +100,8 @@ def test_requests_beyond_the_slots_wait_for_one(engine: Engine, script: SlotScri
     ],
 )
 def test_a_wrong_answer_fails_the_request(engine: Engine, script: SlotScript, fault: Fault) -> None:
-    scope, conversation = engine.scope(), prompt(engine.text(100))
+    scope = engine.scope()
+    conversation = prompt(engine.text(100))
     script.fault = fault
     answer = engine.ask(conversation, scope, 0, max_tokens=8)
     assert isinstance(answer.last, Failed)

@@ -39,7 +39,8 @@ def test_it_says_that_scopes_are_not_kept_apart(engine: Engine) -> None:
 
 
 def test_a_scope_reads_its_own_entries_and_is_told_of_no_others(engine: Engine) -> None:
-    scope, conversation = engine.scope(), prompt(engine.text(100))
+    scope = engine.scope()
+    conversation = prompt(engine.text(100))
     assert (
         engine.ask(conversation, scope, 0).usage.cache_write_5m_tokens
         == engine.ends(conversation)[0]
@@ -97,7 +98,8 @@ def test_calls_and_thoughts_are_the_servers(engine: Engine, script: Script) -> N
 
 
 def test_a_prompt_the_server_counts_otherwise_is_no_read(engine: Engine, script: Script) -> None:
-    scope, conversation = engine.scope(), prompt(engine.text(100))
+    scope = engine.scope()
+    conversation = prompt(engine.text(100))
     engine.ask(conversation, scope, 0)
     script.fault = Fault(usage={"prompt_tokens": 5})
     counted = engine.ask(conversation, scope, 0).started
@@ -162,8 +164,10 @@ def test_a_server_that_tells_nothing_is_found_and_read_from_by_nobody() -> None:
     with serving_script(script, ScriptedOpenAi) as url, engine_before(url) as engine:
         assert engine.description.upstream == "openai"
         assert not engine.keeps("exact_read") and not engine.keeps("isolation")
-        scope, conversation = engine.scope(), prompt(engine.text(100))
-        first, again = engine.ask(conversation, scope, 0), engine.ask(conversation, scope, 0)
+        scope = engine.scope()
+        conversation = prompt(engine.text(100))
+        first = engine.ask(conversation, scope, 0)
+        again = engine.ask(conversation, scope, 0)
         assert first.started.breakpoints[0].reason == "no_hold"
         assert again.usage.cache_read_tokens == 0
         assert again.started.miss_reason == "not_told"

@@ -30,7 +30,9 @@ def epoch_of(engine: Engine) -> str | None:
 def test_a_server_that_was_started_anew_begins_an_epoch_with_nothing_held() -> None:
     script = Script()
     with serving_script(script) as url, engine_before(url) as engine:
-        scope, conversation, before = engine.scope(), prompt(engine.text(100)), epoch_of(engine)
+        scope = engine.scope()
+        conversation = prompt(engine.text(100))
+        before = epoch_of(engine)
         first = engine.ask(conversation, scope, 0)
         script.restart()
         wait_until(lambda: epoch_of(engine) not in (None, before))
@@ -62,7 +64,8 @@ def test_while_the_server_is_away_the_engine_says_so_and_then_goes_on() -> None:
         refused = engine.client.post("/v1/generate", content=b"{}")
         assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
         wait_until(lambda: engine.client.get("/readyz").status_code == 503)
-        script.is_down, script.token_seconds = False, 0.0
+        script.is_down = False
+        script.token_seconds = 0.0
         wait_until(lambda: epoch_of(engine) not in (None, before))
         assert engine.unacknowledged()[stream.request_id].reason == "failed"
         assert isinstance(engine.ask(prompt("Count."), engine.scope()).last, Done)
@@ -72,7 +75,9 @@ def test_while_the_server_is_away_the_engine_says_so_and_then_goes_on() -> None:
 def test_a_connection_that_breaks_fails_its_request_alone() -> None:
     script = Script()
     with serving_script(script) as url, engine_before(url) as engine:
-        before, scope, conversation = epoch_of(engine), engine.scope(), prompt(engine.text(100))
+        before = epoch_of(engine)
+        scope = engine.scope()
+        conversation = prompt(engine.text(100))
         engine.ask(conversation, scope, 0)
         script.fault = Fault(after=3, only_streams=True)
         broken = engine.ask(conversation, scope, 0, max_tokens=50)

@@ -29,7 +29,8 @@ class Sees(ScriptedOpenAi):
     num_before = 0
 
     def _tokens(self, contents: list[Any]) -> Sequence[int] | None:
-        texts, spans = list[str](), list[list[int]]()
+        texts = list[str]()
+        spans = list[list[int]]()
         for content in contents:
             parts = [{"text": content}] if isinstance(content, str) else content
             texts.append("".join(part.get("text", "\0") for part in parts))
@@ -92,7 +93,8 @@ def image_prompt(file: bytes, scope: str, *texts: str) -> Prompt:
 def test_an_image_is_read_again_and_another_pixel_is_another_image(tmp_path: Path) -> None:
     with engine_of(Sees, tmp_path) as engine:
         assert engine.has("images")
-        scope, about = engine.scope(), engine.text(60)
+        scope = engine.scope()
+        about = engine.text(60)
         counted = engine.count(image_prompt(png(), scope, about))
         first = engine.ask(image_prompt(png(), scope, about), scope, 1).usage
         again = engine.ask(image_prompt(png(), scope, about), scope, 1).usage
@@ -114,7 +116,8 @@ def test_where_the_server_counts_otherwise_an_image_is_no_read(tmp_path: Path) -
         assert engine.has("images")
         (note,) = (g.note for g in engine.description.guarantees if g.name == "exact_read")
         assert "not told of prompts with images: it counts" in note
-        scope, about = engine.scope(), engine.text(60)
+        scope = engine.scope()
+        about = engine.text(60)
         for _ in range(2):
             usage = engine.ask(image_prompt(png(), scope, about), scope, 1).usage
             assert usage.cache_read_tokens == 0

@@ -11,7 +11,8 @@ from engine.backends.upstream.server import Place, Slots
 from engine.cache.digests import pack
 
 pytestmark = pytest.mark.anyio
-ONE, OTHER = [1, 2, 3, 4], [9, 8, 7]
+ONE = [1, 2, 3, 4]
+OTHER = [9, 8, 7]
 
 
 async def used(slots: Slots, scope: str, tokens: list[int]) -> Place:
@@ -22,7 +23,8 @@ async def used(slots: Slots, scope: str, tokens: list[int]) -> Place:
 async def test_requests_get_places_in_their_order_and_leave_none_behind() -> None:
     for seed in range(40):
         draw = random.Random(seed)
-        slots, order = Slots(draw.randrange(1, 4)), list[int]()
+        slots = Slots(draw.randrange(1, 4))
+        order = list[int]()
         ends = [asyncio.Event() for _ in range(30)]
 
         async def hold(number: int, slots: Slots = slots, ends: list[asyncio.Event] = ends) -> None:
@@ -62,7 +64,8 @@ async def test_the_slot_that_was_used_least_lately_is_given_away() -> None:
 
 async def test_long_prompts_in_many_slots_do_not_hold_the_loop() -> None:
     """A hundred slots with a prompt of 100,000 tokens: seconds where tokens are compared singly."""
-    slots, prompt = Slots(100), pack(range(100_000))
+    slots = Slots(100)
+    prompt = pack(range(100_000))
     async with AsyncExitStack() as taken:
         for _ in range(100):
             await taken.enter_async_context(slots.taken("a", prompt))

@@ -34,7 +34,8 @@ def stage(server: Server) -> str:
 
 @pytest.mark.parametrize("how", [{"is_down": True}, {"status": 503}])
 def test_a_server_down_at_the_start_is_waited_for(how: dict[str, int], tmp_path: Path) -> None:
-    script, log = Script(**how), tmp_path / "log"  # type: ignore[arg-type]
+    script = Script(**how)
+    log = tmp_path / "log"  # type: ignore[arg-type]
     with (
         serving_script(script) as url,
         serving_engine("upstream", {"ENGINE_UPSTREAM": url}, log) as server,
@@ -47,14 +48,16 @@ def test_a_server_down_at_the_start_is_waited_for(how: dict[str, int], tmp_path:
         with pytest.raises(AssertionError):
             wait_until(lambda: server.process.poll() is not None, seconds=3)
         assert log.read_text("utf-8").count(WAITING) == 1
-        script.is_down, script.status = False, 200
+        script.is_down = False
+        script.status = 200
         wait_until(lambda: stage(server) == "ready")
         assert "Traceback" not in log.read_text("utf-8")
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
 def test_an_engine_that_waits_for_its_server_can_end(end: signal.Signals, tmp_path: Path) -> None:
-    script, log = Script(is_down=True), tmp_path / "log"
+    script = Script(is_down=True)
+    log = tmp_path / "log"
     with (
         serving_script(script) as url,
         serving_engine("upstream", {"ENGINE_UPSTREAM": url}, log) as server,
@@ -91,7 +94,8 @@ def test_a_server_that_cannot_be_used_ends_the_start_with_one_line(
 
 def test_the_lines_of_a_request_that_its_server_failed_have_its_id(tmp_path: Path) -> None:
     """The line of the loop that asks the server, in a task of its own, and the call's own."""
-    script, log = Script(), tmp_path / "log"
+    script = Script()
+    log = tmp_path / "log"
 
     def events() -> list[str]:
         lines = [line for line in log.read_text("utf-8").splitlines() if line.startswith("{")]

@@ -36,8 +36,10 @@ def test_the_description_says_what_is_kept_and_what_is_not(engine: Engine) -> No
 
 
 def test_a_prefix_is_written_and_then_read_as_far_as_the_server_reused_it(engine: Engine) -> None:
-    scope, conversation = engine.scope(), prompt(engine.text(100))
-    first, second = engine.ask(conversation, scope, 0), engine.ask(conversation, scope, 0)
+    scope = engine.scope()
+    conversation = prompt(engine.text(100))
+    first = engine.ask(conversation, scope, 0)
+    second = engine.ask(conversation, scope, 0)
     (end,) = engine.ends(conversation)
     assert first.usage.cache_write_5m_tokens == end == second.usage.cache_read_tokens
     assert second.usage.cache_write_5m_tokens == 0
@@ -46,7 +48,8 @@ def test_a_prefix_is_written_and_then_read_as_far_as_the_server_reused_it(engine
 
 
 def test_no_entry_is_ever_leased(engine: Engine) -> None:
-    scope, conversation = engine.scope(), prompt(engine.text(100))
+    scope = engine.scope()
+    conversation = prompt(engine.text(100))
     for _ in range(2):
         (report,) = engine.ask(conversation, scope, (0, "1h")).started.breakpoints
         assert (report.state, report.reason, report.ttl) == ("best_effort", "no_hold", "1h")
@@ -62,10 +65,12 @@ def test_no_entry_is_ever_leased(engine: Engine) -> None:
 def test_what_the_server_evicted_is_not_read_but_written(
     engine: Engine, script: Script, num_kept: int
 ) -> None:
-    scope, conversation = engine.scope(), prompt(engine.text(100))
+    scope = engine.scope()
+    conversation = prompt(engine.text(100))
     engine.ask(conversation, scope, 0)
     script.cached = {(salt, tokens) for salt, tokens in script.cached if len(tokens) <= num_kept}
-    (end,), again = engine.ends(conversation), engine.ask(conversation, scope, 0)
+    (end,) = engine.ends(conversation)
+    again = engine.ask(conversation, scope, 0)
     assert (again.usage.cache_read_tokens, again.usage.cache_write_5m_tokens) == (
         num_kept,
         end - num_kept,
@@ -76,7 +81,9 @@ def test_what_the_server_evicted_is_not_read_but_written(
 
 def test_a_read_is_never_more_than_the_entry(engine: Engine) -> None:
     """The server reuses the whole prompt; only the marked prefix was bought."""
-    scope, head, tail = engine.scope(), engine.text(60), engine.text(60)
+    scope = engine.scope()
+    head = engine.text(60)
+    tail = engine.text(60)
     engine.ask(prompt(head, tail), scope, 0)
     usage = engine.ask(prompt(head, tail), scope, 0).usage
     assert usage.cache_read_tokens == engine.ends(prompt(head, tail))[0]
@@ -93,7 +100,8 @@ def test_no_scope_reads_another_scopes_prefix(engine: Engine, script: Script) ->
 
 
 def test_the_server_takes_the_salt_of_a_salted_prompt(engine: Engine) -> None:
-    scope, conversation = engine.scope(), prompt(engine.text(100))
+    scope = engine.scope()
+    conversation = prompt(engine.text(100))
     for salt in ("", "a1" * 32, "b2" * 32):
         cold = engine.ask(conversation, scope, 0, salt=salt)
         assert (cold.usage.cache_read_tokens, cold.usage.automatic_tokens) == (0, 0), salt
@@ -121,7 +129,8 @@ def test_the_server_gets_token_ids_and_every_wish(engine: Engine, script: Script
 
 
 def test_prewarming_computes_and_tells_nothing(engine: Engine) -> None:
-    scope, conversation = engine.scope(), prompt(engine.text(100))
+    scope = engine.scope()
+    conversation = prompt(engine.text(100))
     warmed = engine.ask(conversation, scope, 0, max_tokens=0)
     assert (warmed.text(), warmed.finished[0].output_tokens) == ("", 0)
     assert (
@@ -191,7 +200,8 @@ WRONG = {
 def test_a_wrong_answer_fails_the_request_and_counts_nothing_wrong(
     engine: Engine, script: Script, what: str
 ) -> None:
-    scope, conversation = engine.scope(), prompt(engine.text(100))
+    scope = engine.scope()
+    conversation = prompt(engine.text(100))
     script.fault = WRONG[what]
     answer = engine.ask(conversation, scope, 0, max_tokens=8)
     counts = engine.unacknowledged()
@@ -242,7 +252,8 @@ def test_a_server_that_does_not_tell_gives_no_reads() -> None:
         assert not guarantees["exact_read"].is_kept and not guarantees["isolation"].is_kept
         assert "not told" in guarantees["exact_read"].note
         assert "--enable-prompt-tokens-details" in guarantees["exact_read"].note
-        scope, conversation = engine.scope(), prompt(engine.text(100))
+        scope = engine.scope()
+        conversation = prompt(engine.text(100))
         engine.ask(conversation, scope, 0)
         again = engine.ask(conversation, scope, 0)
         assert again.usage.cache_read_tokens == again.usage.automatic_tokens == 0

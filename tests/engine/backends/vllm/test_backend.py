@@ -165,7 +165,8 @@ class ScriptedCore(VllmCore):
     async def losses(self) -> list[Loss]:
         if self.failure is not None:
             raise self.failure
-        lost_ids, self.lost = self.lost, []
+        lost_ids = self.lost
+        self.lost = []
         return lost_ids
 
     async def stats(self) -> CoreStats:
@@ -198,7 +199,8 @@ async def loaded(
     )
     crashes: list[BaseException] = []
     values = {"secret": "0" * 16, "backend": "vllm", **changes}
-    settings, clock = Settings.model_validate(values), ManualClock()
+    settings = Settings.model_validate(values)
+    clock = ManualClock()
     backend = VllmBackend(settings, clock, crashes.append, Supervisor(), lambda *_: parts)
     with patch.object(vllm_backend, "new_pool", thread_pool):
         await asyncio.to_thread(backend.load, lambda _stage, _fraction: None)

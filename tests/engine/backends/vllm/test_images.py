@@ -38,7 +38,8 @@ class Llm:
 
 
 async def test_neither_files_nor_pixels_are_held_while_vllm_answers() -> None:
-    llm, file = Llm(), png()
+    llm = Llm()
+    file = png()
     core = VllmCore(llm, 100, takes_seeds=False, is_owner=False)
     before = sys.getrefcount(file)
     image_prompt = ImagePrompt([1, 2, 3], [Image("0" * 64, "image/png", file, 112, 84)])

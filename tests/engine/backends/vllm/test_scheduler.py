@@ -35,7 +35,8 @@ def test_what_nobody_asked_to_hold_follows_vllms_own_order(make: Make) -> None:
     """Chats that never come back, and short prompts that do: with entries as without any."""
     hits: list[list[int]] = []
     for has_entries in (True, False):
-        sim, hit_tokens = make(), list[int]()
+        sim = make()
+        hit_tokens = list[int]()
         for number in range(40):
             chat = tokens_of(f"chat{number}", 320)
             wants = [(f"chat{number}", 320, 50.0 + number)] if has_entries else []
@@ -282,7 +283,8 @@ def test_a_mark_inside_what_was_never_marked_has_no_blocks(make: Make) -> None:
 def test_the_names_of_a_long_prompt_are_looked_up_in_one_walk(make: Make) -> None:
     length = 500 * BLOCK
     sim = make(num_blocks=600, step_tokens=length, max_len=length + BLOCK)
-    coordinator, walked = sim.scheduler.kv_cache_manager.coordinator, 0
+    coordinator = sim.scheduler.kv_cache_manager.coordinator
+    walked = 0
     find = coordinator.find_longest_cache_hit
 
     def counted(hashes: list[bytes], tokens: int) -> Any:
@@ -300,7 +302,8 @@ def test_the_names_of_a_long_prompt_are_looked_up_in_one_walk(make: Make) -> Non
 
 
 def test_a_lease_that_is_over_leaves_an_entry_that_can_be_read_and_reused(make: Make) -> None:
-    sim, prefix = make(), PREFIX[:400]
+    sim = make()
+    prefix = PREFIX[:400]
     sim.run("writer", prefix, wants=[("entry", 320, 10.0)])
     sim.call("unlease", ["entry", "unknown"])
     assert sim.states() == {"entry": "best_effort"} and sim.losses() == {}

@@ -266,7 +266,8 @@ def test_settings_that_cannot_be_and_drafters_that_drop_the_last_block_are_refus
 def test_leases_and_counts_hold_while_tokens_are_proposed(llama: Path, drafter: str) -> None:
     from tests.engine.backends.vllm.simulator import Simulator, tokens_of
 
-    sim, prefix = Simulator(llama, drafter=drafter), tokens_of("prefix", 640)
+    sim = Simulator(llama, drafter=drafter)
+    prefix = tokens_of("prefix", 640)
     sim.add("writer", prefix, wants=[("entry", 640, 300.0)], max_tokens=60)
     while sim.scheduler.has_requests():
         sim.step()
@@ -304,7 +305,8 @@ def group(kind: str, **fields: object) -> SimpleNamespace:
 
 
 def test_layers_that_cannot_be_held_are_refused_by_name_inside_a_group_too() -> None:
-    full, stateful = group("FullAttentionSpec"), group("MambaSpec", mamba_cache_mode="align")
+    full = group("FullAttentionSpec")
+    stateful = group("MambaSpec", mamba_cache_mode="align")
     check_layers([full, group("SlidingWindowSpec"), stateful])
     for odd, why in (
         (group("MambaSpec", mamba_cache_mode="none"), r"MambaSpec .*--mamba-cache-mode align"),

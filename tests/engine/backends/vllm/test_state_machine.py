@@ -153,7 +153,8 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def references_agree(self) -> None:
-        leases, pool = self.sim.leases, self.sim.pool
+        leases = self.sim.leases
+        pool = self.sim.pool
         check_leases(leases)
         expected = leases._lease_refs + leases._protected
         for manager in self.sim.scheduler.kv_cache_manager.coordinator.single_type_managers:

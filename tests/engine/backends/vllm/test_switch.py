@@ -147,7 +147,9 @@ def test_the_server_can_end_all_holds_for_good(llama: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_forged_directives_hold_nothing(llama: Path, seed: int) -> None:
-    sim, draw, key = Simulator(llama), Random(seed), "ab" * 16
+    sim = Simulator(llama)
+    draw = Random(seed)
+    key = "ab" * 16
     sim.run("writer", PREFIX, wants=[(key, 320, 10.0)])
     num_leased = sim.leases.num_leased_blocks
     for index in range(250):

@@ -101,8 +101,10 @@ class Offloading(Simulator):
 
     def _run(self, output: Any) -> ModelRunnerOutput:
         result = super()._run(output)
-        meta, done = output.kv_connector_metadata.metadata[1], OffloadingWorkerMetadata()
-        blocks, received = self.pool.blocks, set()
+        meta = output.kv_connector_metadata.metadata[1]
+        done = OffloadingWorkerMetadata()
+        blocks = self.pool.blocks
+        received = set()
         for job_id, job in meta.store_jobs.items():
             pairs = zip(job.src_spec.block_ids, job.dst_spec.block_ids, strict=True)
             for block_id, chunk in pairs:
@@ -129,7 +131,8 @@ class Offloading(Simulator):
             if (key := self.pool.blocks[block_id].block_hash) is not None:
                 assert content == content_of(key)
         self.loaded.clear()
-        num, self.num_loaded = self.num_loaded, 0
+        num = self.num_loaded
+        self.num_loaded = 0
         return num
 
 
@@ -385,7 +388,8 @@ def test_a_file_that_is_damaged_while_nothing_runs_is_a_counted_miss(
     usage = again.turn("reader", [*PREFIX, 1]).usage
     assert usage.cache_read_tokens == 0 and usage.computed_tokens + usage.automatic_tokens == 641
     assert again.sim.check_loaded() == (20 if damage == "changed" else 0)
-    stats, reason = again.sim.tier.stats(), {"gone": "missing", "changed": "checksum"}
+    stats = again.sim.tier.stats()
+    reason = {"gone": "missing", "changed": "checksum"}
     assert stats.misses == {reason.get(damage, damage): 1}
     assert stats.lost_leases == (damage != "changed")
     assert again.turn("again", [*PREFIX, 1]).usage.cache_read_tokens == 640
@@ -409,7 +413,8 @@ class Recorded:
     """An AsyncLLM that refuses what it notes."""
 
     async def add_request(self, _id: str, prompt: Any, params: Any, **more: Any) -> None:
-        self.prompt, self.transfer = prompt, params.extra_args["kv_transfer_params"]
+        self.prompt = prompt
+        self.transfer = params.extra_args["kv_transfer_params"]
         raise ValueError
 
 
@@ -437,12 +442,14 @@ async def test_the_server_says_what_is_marked_and_until_when(lengths: list[int])
 
 
 def test_the_policy_takes_what_leases_want_last_and_follows_a_model() -> None:
-    rng, now = Random(5), [0.0]
+    rng = Random(5)
+    now = [0.0]
     policy = LeasedLast(1000, clock=lambda: now[0])
     ends: dict[bytes, float] = {}
     order: list[bytes] = []
     for number in range(2000):
-        key, act = make_offload_key(rng.randbytes(32), 0), rng.random()
+        key = make_offload_key(rng.randbytes(32), 0)
+        act = rng.random()
         now[0] += 1
         if act < 0.5:
             if rng.random() < 0.3:
@@ -515,7 +522,8 @@ class Kept:
         return self.kept.issuperset(keys)
 
     def take_gone(self) -> set[bytes]:
-        gone, self._gone = self._gone, set()
+        gone = self._gone
+        self._gone = set()
         return gone
 
     def record(self, records: Sequence[Record]) -> None:
@@ -533,12 +541,14 @@ def test_the_server_hears_of_each_lease_that_neither_has(
     llama: Path, seed: int, second: str | None
 ) -> None:
     rng = Random(seed)
-    sim, states = Simulator(llama, second=second), dict[str, str]()
+    sim = Simulator(llama, second=second)
+    states = dict[str, str]()
     below = Kept(rng)
     vars(sim.leases)["below"] = below
     prefixes = [tokens_of(f"prefix{n}", 320) for n in range(8)]
     for turn in range(80):
-        act, number = rng.random(), rng.randrange(8)
+        act = rng.random()
+        number = rng.randrange(8)
         if act < 0.6:
             lengths = sorted(rng.sample([80, 160, 240, 320], rng.randrange(1, 3)))
             wants = [(f"{number}-{n}", n, float(rng.randrange(999))) for n in lengths]

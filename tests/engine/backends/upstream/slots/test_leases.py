@@ -33,7 +33,8 @@ def test_it_says_what_it_keeps(engine: Engine) -> None:
 
 
 def test_a_mark_is_read_to_the_token_after_a_flood(engine: Engine, script: FileScript) -> None:
-    scope, shared = engine.scope(), engine.text(101)
+    scope = engine.scope()
+    shared = engine.text(101)
     first = engine.ask(prompt(shared, engine.text(20)), scope, (0, "1h"))
     (report,) = first.started.breakpoints
     (end, _) = engine.ends(prompt(shared, engine.text(20)))
@@ -106,7 +107,8 @@ def test_a_file_is_the_owners_alone_and_tells_nothing(engine: Engine, script: Fi
 
 
 def test_what_is_dropped_is_unlinked_and_erased(engine: Engine, script: FileScript) -> None:
-    scope, shared = engine.scope(), engine.text(90)
+    scope = engine.scope()
+    shared = engine.text(90)
     before = files_of(script.folder)
     engine.ask(prompt(shared, engine.text(5)), scope, (0, "1h"))
     assert len(files_of(script.folder)) == len(before) + 1
@@ -118,7 +120,8 @@ def test_what_is_dropped_is_unlinked_and_erased(engine: Engine, script: FileScri
 
 
 def test_what_has_expired_is_unlinked_and_erased(engine: Engine, script: FileScript) -> None:
-    scope, shared = engine.scope(), engine.text(90)
+    scope = engine.scope()
+    shared = engine.text(90)
     before = files_of(script.folder)
     engine.ask(prompt(shared, engine.text(5)), scope, (0, "5m"))
     engine.advance(300)
@@ -175,7 +178,8 @@ def damage(place: Path, how: str) -> None:
 def test_a_damaged_file_is_a_miss_and_never_reaches_the_server(
     engine: Engine, script: FileScript, how: str
 ) -> None:
-    scope, shared = engine.scope(), engine.text(90)
+    scope = engine.scope()
+    shared = engine.text(90)
     before = set(files_of(script.folder))
     engine.ask(prompt(shared, engine.text(5)), scope, (0, "1h"))
     (new,) = set(files_of(script.folder)) - before
@@ -195,7 +199,8 @@ def test_a_damaged_file_is_a_miss_and_never_reaches_the_server(
 def test_less_than_the_mark_after_a_restore_is_a_miss_and_the_file_goes(
     engine: Engine, script: FileScript
 ) -> None:
-    scope, shared = engine.scope(), engine.text(90)
+    scope = engine.scope()
+    shared = engine.text(90)
     before = set(files_of(script.folder))
     engine.ask(prompt(shared, engine.text(5)), scope, (0, "1h"))
     (new,) = set(files_of(script.folder)) - before

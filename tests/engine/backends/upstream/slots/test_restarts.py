@@ -39,7 +39,8 @@ def test_a_lease_outlives_the_server_and_the_engine(script: FileScript) -> None:
     settings = {"UPSTREAM_SLOTS": str(script.folder), "CLOCK": "monotonic"}
     with serving_script(script, ScriptedSlots) as url:
         with engine_before(url, **settings) as engine:
-            scope, shared = engine.scope(), engine.text(120)
+            scope = engine.scope()
+            shared = engine.text(120)
             written = write(engine, scope, shared)
             before = epoch_of(engine)
             script.start()
