@@ -301,7 +301,8 @@ def test_a_prefix_is_called_by_its_first_words_where_they_are_kept(
     page.get_by_test_id("stButtonGroup").get_by_text("Prefix", exact=True).click(timeout=WAIT_MS)
     eventually(lambda: names <= {row["Prefix"] for row in grid(page, "Prefix")})
     watching = site.admin.make_key("default", scope="read_only_admin")[1]
-    visits.append(site_visit := Visit(site.browser, site.url, watching))
+    site_visit = Visit(site.browser, site.url, watching)
+    visits.append(site_visit)
     page = site_visit.open("/prefixes?workspace=worded")
     eventually(lambda: len(grid(page, "Prefix")) > 0)
     assert beginning not in str(grid(page, "Prefix"))
@@ -482,7 +483,8 @@ def problems_of(page: Any) -> list[str]:
     problems: list[str] = []
     for _ in range(40):
         page.wait_for_timeout(1500)
-        if not (problems := page.evaluate(CHECKS)):
+        problems = page.evaluate(CHECKS)
+        if not problems:
             break
     return problems
 

@@ -87,7 +87,8 @@ def test_latency_by_prompt_length(figures: Figures) -> None:
     assert f"{model}, one of 2 models" in said(app, "text")
     for low, high in LENGTHS:
         for kind, sign in (("With a read", ">"), ("Without a read", "=")):
-            if times := figures.first_tokens(low, high, sign, model):
+            times = figures.first_tokens(low, high, sign, model)
+            if times:
                 row = frame.loc[f"{low:,} to {high:,}"]
                 assert row[kind] == len(times)
                 for share, name in ((0.5, "median"), (0.95, "95 %")):

@@ -241,7 +241,8 @@ def test_all_streams_are_whole_and_nothing_grows(tmp_path: Path) -> None:
                 answer.error or disorder(answer.events, answer.text, max_tokens)
                 for answer in answers
             )
-            assert not (wrong := list(filter(None, faults))), wrong[:3]
+            wrong = list(filter(None, faults))
+            assert not wrong, wrong[:3]
             assert all(answer.first_seconds is not None for answer in answers)
             assert most_at_once(answers) > streams / 2
         again = asyncio.run(idle_readings(fleet, before))

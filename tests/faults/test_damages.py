@@ -140,7 +140,8 @@ async def prepare(data: Path) -> list[str]:
     turns = [_turn(journal, number) for number in range(1, OPEN + CLOSED + DRAINED + 1)]
     for number, turn in enumerate(turns):
         await journal.open(turn)
-        if (done := number - OPEN) < 0:
+        done = number - OPEN
+        if done < 0:
             continue
         counts = counts_of(turns[done].id)
         assert counts.usage is not None

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -169,23 +170,12 @@ def test_blocks_are_equal_just_where_prompts_are(
         ends = [sum(blocks[:place]) for place in places]
         turns.append(RecordedTurn(at, 1, points, ends, ends[-1], 0))
     # Of long prompts the ledger leaves out some places, but never the last.
-    thinned = [
-        turn._replace(
-            points=[turn.points[place] for place in kept], ends=[turn.ends[place] for place in kept]
-        )
-        for turn in turns
-        for kept in [
-            [*(p for p in range(len(turn.ends) - 1) if chance.random() < 0.7), len(turn.ends) - 1]
-        ]
-    ]
+    thinned = [thinned_out(turn, chance) for turn in turns]
     for recorded, is_whole in ((turns, True), (thinned, False)):
         lines = list(trace_of(recorded, size))
         of_trace([json.dumps(as_dict(line)) for line in lines], size)  # it is one
-        for (first, left), (second, right) in (
-            (a, b)
-            for a in zip(prompt_blocks, lines, strict=True)
-            for b in zip(prompt_blocks, lines, strict=True)
-        ):
+        written = list(zip(prompt_blocks, lines, strict=True))
+        for (first, left), (second, right) in product(written, repeat=2):
             shared = shared_tokens(first, second)
             equal = common(left.hash_ids, right.hash_ids)
             assert equal * size <= shared or first == second
@@ -193,6 +183,14 @@ def test_blocks_are_equal_just_where_prompts_are(
                 assert equal >= shared // size
             if first == second:
                 assert left.hash_ids == right.hash_ids
+
+
+def thinned_out(turn: RecordedTurn, chance: random.Random) -> RecordedTurn:
+    last = len(turn.ends) - 1
+    places = [*(place for place in range(last) if chance.random() < 0.7), last]
+    return turn._replace(
+        points=[turn.points[place] for place in places], ends=[turn.ends[place] for place in places]
+    )
 
 
 def as_dict(line: TraceLine) -> dict[str, Any]:

@@ -139,7 +139,8 @@ def test_pages_of_turns_hold_each_turn_once(http: httpx.Client) -> None:
         query = {"limit": 2} | ({"after": after} if after else {})
         page = http.get("/admin/v1/turns/search", params=query).json()
         ids += [turn["id"] for turn in page["turns"]]
-        if (after := page["next"]) is None:
+        after = page["next"]
+        if after is None:
             break
     assert ids == [turn.id for turn in sorted(TURNS, key=lambda turn: turn.opened_at, reverse=True)]
 

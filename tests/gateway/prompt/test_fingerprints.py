@@ -148,7 +148,8 @@ def test_of_a_long_prompt_the_last_points_stay_with_their_tokens_and_kinds() -> 
         sketch=sketch_of(prompt, "scope"),
         unheld=[899],
     )
-    unpacked = unpack(packed := pack(whole))
+    packed = pack(whole)
+    unpacked = unpack(packed)
     assert len(packed) < 5000
     assert len(unpacked.points) == len(unpacked.tokens) == len(unpacked.kinds) <= MAX_POINTS
     assert [point.segment for point in unpacked.points[-20:]] == list(range(880, 900))

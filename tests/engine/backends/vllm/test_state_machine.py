@@ -124,7 +124,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        if keys := sorted(self.prompts):
+        keys = sorted(self.prompts)
+        if keys:
             key = data.draw(st.sampled_from(keys))
             self.sim.leases.release([key])
             self.owed.pop(key, None)

@@ -128,7 +128,8 @@ class Offloading(Simulator):
     def check_loaded(self) -> int:
         """What was loaded is what its block's hash stands for; how many blocks were."""
         for block_id, content in self.loaded.items():
-            if (key := self.pool.blocks[block_id].block_hash) is not None:
+            key = self.pool.blocks[block_id].block_hash
+            if key is not None:
                 assert content == content_of(key)
         self.loaded.clear()
         num = self.num_loaded
