@@ -44,7 +44,6 @@ def read(client: AdminClient, chosen: Selection) -> View:
 def draw(view: View, chosen: Selection) -> None:
     draw_cards(view)
     engines = [engine for engine in view.engines if chosen.engine in (None, engine.name)]
-    draw_shared(engines)
     parts.heading("Engines now")
     if not view.engines:
         parts.no_engine("No engine is running.", "fleet")
@@ -129,27 +128,6 @@ def draw_cards(view: View) -> None:
         share = formats.percent(next(shares, None))
         label = "Read of what was held"
         parts.card("attribution", share, label=label, delta="of what some engine held")
-
-
-def draw_shared(engines: Sequence[EngineReport]) -> None:
-    """Say which engines don't keep workspaces apart, and why: nothing else on the page does while
-    all are ready."""
-    causes = {
-        engine.name: promise.note
-        for engine in engines
-        if engine.description is not None
-        for promise in engine.description.guarantees
-        if promise.name == "isolation" and not promise.is_kept
-    }
-    if not causes:
-        return
-    count = f"{len(causes)} of {formats.counted(len(engines), 'engine')}"
-    st.warning(
-        f"Workspaces are not kept apart on {count}: a request may be answered from what another"
-        " workspace sent. Answers from there have `is_isolated: false`.",
-        icon=":material/group:",
-    )
-    st.text("\n".join(f"{name}: {cause}" for name, cause in causes.items()))
 
 
 def state_of(engine: EngineReport) -> str:

@@ -74,6 +74,15 @@ def of_engine(engine: Engine, increases: Increases, now: float) -> Iterator[Find
         case "ready":
             if engine.notes:
                 yield Finding("another_adapter", name, "; ".join(engine.notes), name)
+            cause = engine.why_not_isolated
+            if cause is not None:
+                yield Finding(
+                    "engine_not_isolated",
+                    name,
+                    cause,
+                    name,
+                    cause_for_all="a request may be answered from what another workspace sent",
+                )
             stats = engine.last_stats
             if stats is not None and stats.epoch == engine.answers_in:
                 yield from of_stats(name, stats, increases, now)

@@ -188,8 +188,14 @@ class Engine:
     @property
     def is_isolated(self) -> bool:
         """Whether it promises to keep workspaces apart. One that tells of no promises does."""
+        return self.why_not_isolated is None
+
+    @property
+    def why_not_isolated(self) -> str | None:
+        """None: it keeps workspaces apart."""
         promises = self.description.guarantees if self.description else []
-        return all(promise.is_kept for promise in promises if promise.name == "isolation")
+        broken = (p.note for p in promises if p.name == "isolation" and not p.is_kept)
+        return next(broken, None)
 
     @property
     def ttls(self) -> tuple[str, ...]:

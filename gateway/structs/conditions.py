@@ -17,6 +17,7 @@ ConditionKind = Literal[
     "engine_draining",
     "engine_breaker_open",
     "engine_counts_kept",
+    "engine_not_isolated",
     "slots_in_use",
     "purge_pending",
     "counts_unclaimed",

@@ -148,23 +148,6 @@ def test_fleet_shows_what_each_engine_promises_and_why_not(page: Page) -> None:
     assert list(read) == ["engine-0: yes: from its blocks; engine-4: no: an older engine"]
 
 
-def test_fleet_names_engines_that_do_not_keep_workspaces_apart(page: Page) -> None:
-    """All are ready, and so nothing else would be said above the tables."""
-    replies = answers("one bucket")
-    [engine] = replies["/admin/v1/engines"]
-    cause = "ExampleConnector (tokens and *images*) may give one workspace what another wrote"
-    shared = engine["description"] | {
-        "guarantees": [{"name": "isolation", "is_kept": False, "note": cause}]
-    }
-    replies["/admin/v1/engines"] = [engine, engine | {"name": "engine-1", "description": shared}]
-    app = page("fleet", replies)
-    (warning,) = app.warning
-    assert "not kept apart on 1 of 2 engines" in warning.value
-    assert f"engine-1: {cause}" in [text.value for text in app.text]
-    replies["/admin/v1/engines"] = [engine]
-    assert not page("fleet", replies).warning
-
-
 def test_fleet_shows_each_adapter_with_the_engines_that_have_it(page: Page) -> None:
     """By its weights: one that was trained anew stands twice until all engines have it."""
     replies = answers("one bucket")

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.protocol.reports import Stats
+from engine.protocol.reports import Description, Guarantee, Stats
 from gateway.conditions.engines import Increases, of_engine, of_stats
 from gateway.routing.breaker import FAILURES
 from gateway.routing.client import EngineHttp
@@ -53,6 +53,35 @@ def test_the_servers_flag_that_takes_leases_away_is_told() -> None:
     (finding,) = of_stats("engine-0", stats_of(store=store), Increases(), 0.0)
     assert (finding.kind, finding.about) == ("store_off", "the store of engine-0")
     assert finding.cause.endswith("does not keep slot files: start it with --cache-ram 0")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_an_engine_that_does_not_keep_workspaces_apart_is_told(is_kept: bool) -> None:
+    """The cause is for operators. A workspace's key is told what it means."""
+    note = "ExampleConnector may give one workspace what another wrote"
+    async with aclosing(EngineHttp()) as http:
+        engine = Engine("engine-0", "http://127.0.0.1:1", "secret of sixteen", http)
+        engine.status = "ready"
+        engine.description = Description(
+            backend="upstream",
+            model="m",
+            epoch="e",
+            max_context_tokens=1024,
+            block_size=16,
+            num_blocks=64,
+            granularity=16,
+            min_cache_tokens=32,
+            capabilities=[],
+            guarantees=[Guarantee("isolation", is_kept, note)],
+        )
+        findings = list(of_engine(engine, Increases(), 0.0))
+    if is_kept:
+        assert findings == []
+        return
+    (finding,) = findings
+    assert (finding.kind, finding.cause) == ("engine_not_isolated", note)
+    assert "another workspace" in finding.cause_for_all and note not in finding.cause_for_all
 
 
 @pytest.mark.anyio
