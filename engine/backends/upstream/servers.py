@@ -573,14 +573,12 @@ class LlamaCppServer(Server):
     def _body(self, order: Order, place: Place) -> dict[str, Any]:
         sample = order.sample
         off = dict.fromkeys(
-            (
-                *("presence_penalty", "frequency_penalty", "dry_multiplier"),
-                *("xtc_probability", "mirostat", "n_cache_reuse"),
-            ),
-            0,
+            ("presence_penalty", "frequency_penalty", "mirostat", "n_cache_reuse"), 0
         )
         return {
             **off,
+            # The order of the protocol. The server's own draws by the temperature last.
+            "samplers": ["penalties", "temperature", "min_p", "top_k", "top_p"],
             "prompt": list(order.token_ids),
             "n_predict": order.max_tokens,
             "stream": True,
@@ -595,7 +593,6 @@ class LlamaCppServer(Server):
             "top_p": sample.top_p,
             "top_k": sample.top_k,
             "min_p": sample.min_p,
-            "typical_p": 1.0,
             # Each token of prompt and answer counts once, as in Hugging Face's processor.
             "repeat_penalty": sample.repetition_penalty,
             "repeat_last_n": len(order.token_ids) + order.max_tokens,

@@ -118,3 +118,12 @@ def test_a_server_that_reuses_wrongly_fails_the_request(engine: Engine, script: 
         assert isinstance(answer.last, Failed) and "reused" in answer.last.message
     finally:
         script.ignores_wish = False
+
+
+def test_tokens_are_drawn_in_the_protocols_order(engine: Engine, script: SlotScript) -> None:
+    """By its own order the server cuts before it applies the temperature, and has more samplers."""
+    engine.ask(prompt("Draw."), engine.scope(), repetition_penalty=1.5, min_p=0.1, top_p=0.5)
+    body = script.seen[-1].body
+    assert body["samplers"] == ["penalties", "temperature", "min_p", "top_k", "top_p"]
+    assert (body["repeat_penalty"], body["min_p"], body["top_p"]) == (1.5, 0.1, 0.5)
+    assert body["repeat_last_n"] >= engine.count(prompt("Draw.")).input_tokens
