@@ -148,14 +148,16 @@ class _Meter:
         is_done = threading.Event()
 
         def listen() -> None:
-            with engine.stream(request) as stream:
-                for _ in stream.frames:
-                    times.append(time.monotonic())
-                    if len(times) > 8:
-                        begun.set()
-                    if is_done.is_set():
-                        return
-            begun.set()
+            try:
+                with engine.stream(request) as stream:
+                    for _ in stream.frames:
+                        times.append(time.monotonic())
+                        if len(times) > 8:
+                            begun.set()
+                        if is_done.is_set():
+                            return
+            finally:
+                begun.set()
 
         with ThreadPoolExecutor(1) as pool:
             listening = pool.submit(listen)
