@@ -74,12 +74,12 @@ def of_engine(engine: Engine, increases: Increases, now: float) -> Iterator[Find
         case "ready":
             if engine.notes:
                 yield Finding("another_adapter", name, "; ".join(engine.notes), name)
-            cause = engine.why_not_isolated
-            if cause is not None:
+            lack = engine.why_not_isolated
+            if lack is not None:
                 yield Finding(
                     "engine_not_isolated",
                     name,
-                    cause,
+                    lack,
                     name,
                     cause_for_all="a request may be answered from what another workspace sent",
                 )
