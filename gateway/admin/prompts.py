@@ -30,6 +30,7 @@ from gateway.prompt.fingerprint import (
     unpack,
 )
 from gateway.structs import usage as structs
+from gateway.structs.misses import SECTION_OF, Section
 
 # How many earlier turns are compared where the query names none.
 _MAX_CANDIDATES = 200
@@ -195,17 +196,16 @@ def _lengths(fingerprint: Fingerprint, count: int) -> list[int]:
     return [ends[segment] for segment in range(count) if segment in ends]
 
 
-def _place_of(
-    before: Fingerprint, divergence: Divergence
-) -> tuple[structs.Section | None, int | None]:
+def _place_of(before: Fingerprint, divergence: Divergence) -> tuple[Section | None, int | None]:
     """A block that was added at a section's end belongs to that section, as its next block."""
     place = divergence.segment
     if place is None:
         return None, None
-    if divergence.kind == "tools_changed" or place < before.num_tools:
+    section = SECTION_OF[divergence.kind]
+    if section == "tools" or place < before.num_tools:
         return "tools", place
     place -= before.num_tools
-    if divergence.kind == "system_changed" or place < before.num_system:
+    if section == "system" or place < before.num_system:
         return "system", place
     return "messages", place - before.num_system
 

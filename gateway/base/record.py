@@ -49,6 +49,7 @@ class TurnRecord(InputUsage, kw_only=True, omit_defaults=True):
     price: str | None = None
     output_tokens: int = 0
     thinking_tokens: int = 0
+    # A `GatewayMissReason`; of a record of another version perhaps another word.
     miss_reason: str | None = None
     first_token_seconds: float | None = None
     duration_seconds: float | None = None

@@ -19,6 +19,7 @@ from gateway.base.grants import AutoCache
 from gateway.prompt.fingerprint import Diagnosis
 from gateway.prompt.ignored import Ignored
 from gateway.structs.fleet import AutoCacheMode, AutoCacheTtl
+from gateway.structs.misses import GatewayMissReason
 
 Event = dict[str, Any]
 """One event of a stream, as its JSON."""
@@ -32,9 +33,9 @@ class Findings:
     first frame is passed on."""
 
     engine: str = ""
-    miss_reason: str | None = None
+    miss_reason: GatewayMissReason | None = None
     # By a breakpoint's segment why it was not read; None where it was.
-    missed: dict[int, str | None] = field(default_factory=dict)
+    missed: dict[int, GatewayMissReason | None] = field(default_factory=dict)
     # The fields of the request that were not done.
     ignored: list[Ignored] = field(default_factory=list)
     # The engine's TTL classes.

@@ -23,7 +23,7 @@ from gateway.prompt.sketch import (
     overlap,
     split_pieces,
 )
-from gateway.structs.usage import DivergenceKind
+from gateway.structs.misses import DivergenceKind
 
 MAX_POINTS = 128
 STORED_STEP = 4096

@@ -40,7 +40,7 @@ from gateway.prompt.names import (
 from gateway.prompt.sketch import Sketch, kinds_of, sketch_of
 from gateway.prompt.slots import MarkersBroken, Slot
 from gateway.prompt.wish import ApproximateMark
-from gateway.structs.usage import Section
+from gateway.structs.misses import Section
 
 _ORDER = (
     "a ttl='{longer}' cache_control block must not come after a ttl='{shorter}' cache_control"

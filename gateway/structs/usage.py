@@ -5,11 +5,12 @@ Tokens are counts, money is nano-dollars, times are milliseconds since 1970 or s
 OpenAPI shows the docstrings of these structs, so they tell the fields, a line each.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from engine.protocol import CacheUsage, InputUsage
+from gateway.structs.misses import DivergenceKind, Section
 
 NOT_DELIVERED = "not delivered"
 """The `price` of a turn whose answer the client did not get. It costs nothing. Its tokens and times
@@ -251,9 +252,6 @@ class PrefixReport(CacheUsage, kw_only=True):
     look: PrefixLook | None
 
 
-Section = Literal["tools", "system", "messages"]
-
-
 class TurnMark(msgspec.Struct, frozen=True, kw_only=True):
     """One marker of a turn.
 
@@ -449,11 +447,6 @@ class Limited(msgspec.Struct, frozen=True, kw_only=True):
     limit: str
     requests: int
     last_ms: int
-
-
-DivergenceKind = Literal[
-    "model_changed", "tools_changed", "system_changed", "messages_changed", "unavailable"
-]
 
 
 class TurnDivergence(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from engine.protocol import TTLS, Name, Started
 from gateway.base.background import Background
@@ -31,6 +31,7 @@ from gateway.prompt.fingerprint import (
     shared_bytes,
     unpack,
 )
+from gateway.structs.misses import SECTION_OF, HolderReason, Section
 
 MAX_TURNS = 10_000
 MAX_NAMES_KNOWN = 100_000
@@ -46,7 +47,8 @@ _MAX_RECALLED = 8
 _MAX_OF_KEY = 8
 _MAX_KEYS = 1000
 
-Explanation = Literal["engine_restart", "routed_elsewhere", "ttl_expired", "model_changed"]
+_UNASKED: tuple[Section, ...] = ("tools", "system")
+"""A change of these is told where the client asked for no comparison."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +140,8 @@ class PromptComparer:
         if nearest is None:
             return None
         divergence = compare(nearest, later)
-        is_known = divergence is not None and divergence.kind in ("tools_changed", "system_changed")
-        return divergence if is_known else None
+        is_told = divergence is not None and SECTION_OF[divergence.kind] in _UNASKED
+        return divergence if is_told else None
 
     def _keep(self, turn_id: str, workspace: str, packed: bytes) -> None:
         self.recent[turn_id] = workspace, packed
@@ -230,7 +232,7 @@ class LastHolders:
 
     def explain(
         self, engine: str, model: str, epoch: str, digests: Sequence[str], now: float
-    ) -> Explanation | None:
+    ) -> HolderReason | None:
         """Why `engine`, in this epoch, may not hold these prefixes for `model`. They are given
         deepest first, and the first that is known decides. None if this gateway has no better
         reason than the engine."""

@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 from msgspec import UnsetType
 
-from engine.protocol import BreakpointReport, Started
+from engine.protocol import BreakpointReport, MissReason, Started
 from gateway.prompt.fingerprint import Divergence
 from gateway.prompt.plan import Plan, section_of
+from gateway.structs.misses import GatewayMissReason
 from gateway.structs.usage import TurnMark
 from gateway.turn.diagnostics import LastHolders
 
@@ -27,10 +28,10 @@ class Missed(NamedTuple):
     """Why breakpoints were not read."""
 
     # The reason of the last breakpoint; None where it was read, or where the prompt merely grew.
-    request: str | None
+    request: GatewayMissReason | None
     # The reason of each breakpoint by its segment; None where it was read. Breakpoints that the
     # engine did not report are not in it.
-    marks: dict[int, str | None]
+    marks: dict[int, GatewayMissReason | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +80,9 @@ class Misses:
         }
         return Missed(self._of_request(marks, change), marks)
 
-    def _of_request(self, marks: dict[int, str | None], change: Divergence | None) -> str | None:
+    def _of_request(
+        self, marks: dict[int, GatewayMissReason | None], change: Divergence | None
+    ) -> GatewayMissReason | None:
         reason = self.started.miss_reason
         if reason not in (None, "cold"):
             return reason
@@ -92,21 +95,21 @@ class Misses:
         of_last = marks.get(last.segment)
         return None if of_last == "grew" else of_last
 
-    def _of_mark(self, segment: int, missed: str | None, change: Divergence | None) -> str | None:
+    def _of_mark(
+        self, segment: int, missed: MissReason | None, change: Divergence | None
+    ) -> GatewayMissReason | None:
         """The best reason of what stands up to a segment, and is told as `missed`."""
         if missed not in _UNEXPLAINED:
             return missed
-        is_other_model = change is not None and change.kind == "model_changed"
-        if change is not None and is_other_model and self.read_to < 0:
+        if change is not None and change.kind == "model_changed" and self.read_to < 0:
             return change.kind
         digests = list(self._unread_prefixes(segment))
         held = self.holders.explain(self.engine, self.model, self.epoch, digests, self.arrived)
         if held is not None:
             return held
-        place = None if change is None else change.segment
-        if change is not None and place is not None and self.read_to < place <= segment:
-            return change.kind
-        return missed
+        if change is None or change.segment is None or change.kind == "unavailable":
+            return missed
+        return change.kind if self.read_to < change.segment <= segment else missed
 
     def _unread_prefixes(self, segment: int) -> Iterator[str]:
         """Digests of the prefixes behind what was read and up to this segment, deepest first."""

@@ -21,13 +21,30 @@ from gateway.base.grants import RateStatuses
 from gateway.dialects.collector import Event, Holdfast, Writer, extension_of, partial_json
 from gateway.dialects.errors import AnthropicError
 from gateway.prompt.fingerprint import Diagnosis, Divergence
-from gateway.structs.usage import DivergenceKind
+from gateway.structs.misses import DivergenceKind
+
+CacheMissType = Literal[
+    "model_changed",
+    "tools_changed",
+    "system_changed",
+    "messages_changed",
+    "previous_message_not_found",
+    "unavailable",
+]
+"""The hosted API's words: clients know no others."""
+_MISS_TYPES: dict[DivergenceKind, CacheMissType] = {
+    "model_changed": "model_changed",
+    "tools_changed": "tools_changed",
+    "system_changed": "system_changed",
+    "messages_changed": "messages_changed",
+    "unavailable": "unavailable",
+}
 
 
 class CacheMissReason(msgspec.Struct, frozen=True):
     """Where the prompts part, with the tokens that were missed by it, or why nobody knows."""
 
-    type: DivergenceKind | Literal["previous_message_not_found"]
+    type: CacheMissType
     cache_missed_input_tokens: int | UnsetType = UNSET
 
 
@@ -47,7 +64,7 @@ def diagnostics_of(diagnosis: Diagnosis | None) -> Diagnostics | None:
         case Diagnosis("not_found"):
             return Diagnostics(CacheMissReason("previous_message_not_found"))
         case Diagnosis("compared", Divergence(kind=kind, missed_tokens=int(missed_tokens))):
-            return Diagnostics(CacheMissReason(kind, missed_tokens))
+            return Diagnostics(CacheMissReason(_MISS_TYPES[kind], missed_tokens))
         case Diagnosis("compared", Divergence()):
             return Diagnostics(CacheMissReason("unavailable"))
     return None

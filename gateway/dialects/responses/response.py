@@ -31,13 +31,15 @@ from gateway.dialects.responses.client_tools import TOOL_SEARCH, action_of
 from gateway.dialects.responses.request import Conversation, ReasoningText, Status, SummaryText
 from gateway.dialects.responses.typed import id_of
 from gateway.prompt.fingerprint import Diagnosis
+from gateway.structs.misses import DivergenceKind
 
 DiagnosticReason = Literal["model_changed", "tools_changed", "input_changed"]
-_REASONS: dict[str | None, DiagnosticReason] = {
+_REASONS: dict[DivergenceKind, DiagnosticReason | None] = {
     "model_changed": "model_changed",
     "tools_changed": "tools_changed",
     "system_changed": "input_changed",
     "messages_changed": "input_changed",
+    "unavailable": None,
 }
 
 
@@ -61,9 +63,10 @@ def diagnostics_of(diagnosis: Diagnosis | None, *, has_read: bool) -> Diagnostic
     divergence = diagnosis.divergence
     if divergence is None:
         return Diagnostics("cache_hit" if has_read else "unavailable")
-    if divergence.kind in _REASONS and divergence.missed_tokens is not None:
-        return Diagnostics("cache_miss", divergence.missed_tokens, _REASONS[divergence.kind])
-    return Diagnostics("unavailable")
+    reason = _REASONS[divergence.kind]
+    if reason is None or divergence.missed_tokens is None:
+        return Diagnostics("unavailable")
+    return Diagnostics("cache_miss", divergence.missed_tokens, reason)
 
 
 ResponseStatus = Literal["completed", "failed", "in_progress", "incomplete"]

@@ -21,7 +21,7 @@ from engine.protocol import (
 from gateway.prompt.fingerprint import Divergence
 from gateway.prompt.plan import Plan, make_plan
 from gateway.prompt.slots import Slot
-from gateway.structs.usage import DivergenceKind
+from gateway.structs.misses import DivergenceKind
 from gateway.turn.diagnostics import LastHolders
 from gateway.turn.misses import Missed, Misses
 
