@@ -207,6 +207,11 @@ def entry_table(entries: Sequence[LiveEntry], words: Mapping[str, str]) -> list[
     return [_entry_row(entry, words) for entry in entries]
 
 
+def _share_left(info: EntryInfo) -> float:
+    """The part of its TTL that is left: at most all of it, also where an engine's clock differs."""
+    return min(max(info.expires_in_seconds / TTLS[info.ttl].seconds, 0.0), 1.0)
+
+
 def _entry_row(entry: LiveEntry, words: Mapping[str, str]) -> Row:
     info = entry.entry
     look = entry.prefix.look if entry.prefix else None
@@ -216,11 +221,9 @@ def _entry_row(entry: LiveEntry, words: Mapping[str, str]) -> Row:
         parts.READS_PER_WRITE: reads_per_write(entry.prefix) if entry.prefix else None,
         "Tokens": info.tokens,
         "State": state_of(info),
-        # A cached content ends at the time that its client chose.
-        "TTL": info.ttl if info.expires_in_seconds <= TTLS[info.ttl].seconds else "its own",
+        "TTL": "its own" if entry.has_own_end else info.ttl,
         "Ends in": time_left(info.expires_in_seconds),
-        # At most all of it, also where an engine's clock differs.
-        "TTL left": min(max(info.expires_in_seconds / TTLS[info.ttl].seconds, 0.0), 1.0),
+        "TTL left": None if entry.has_own_end else _share_left(info),
         parts.REQUESTS_OF: parts.requests_of(info.name, entry.workspace) if look else None,
         "Workspace": entry.workspace,
         "Model": entry.model,

@@ -211,6 +211,7 @@ def entry_infos(
                 ttl=entry.ttl,
                 state=entry.state,
                 expires_in_seconds=entry.expires_at - at,
+                has_own_lifetime=entry.seconds is not None,
                 reads=entry.reads,
                 name=entry.name,
                 reason=entry.why_unleased,

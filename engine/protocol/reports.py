@@ -487,8 +487,11 @@ class EntryInfo(msgspec.Struct, frozen=True, kw_only=True):
     ttl: Ttl
     state: EntryState
     expires_in_seconds: float
+    # It ends at a time that a breakpoint told (`seconds`): its TTL's time says nothing of it.
+    has_own_lifetime: bool = False
     reads: int
-    # The gateway's name of just this prefix.
+    # The gateway's digest of just this prefix, as requests have it in their `names`. It is no word
+    # of the client's; `PrefixLook.name` of the admin API is.
     name: str | None = None
     # The number of sequences that hold its deepest full block.
     shared_by: int = 0

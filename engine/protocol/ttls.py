@@ -35,7 +35,8 @@ colour in charts, and state of before in `tests/upgrades`. `python -m scripts.do
 """
 
 LONGEST_SECONDS = max(ttl.seconds for ttl in TTLS.values())
-"""No class's entry lives longer than this after its last use."""
+"""No entry lives longer than this after its last use, but for one that a breakpoint with `seconds`
+holds."""
 
 FIRST_TTLS: tuple[Ttl, ...] = ("5m", "30m", "1h")
 """The classes of an engine whose description names none: it is of before the field."""

@@ -48,7 +48,8 @@ FINGERPRINT_BYTES = 16
 MAX_JOURNAL_BYTES = 2**30
 MAX_MEMBERS = 64
 STALE_SECONDS = LONGEST_SECONDS + 4 * 3600.0
-"""A member that no engine uses is removed after this time. No TTL class lasts longer."""
+"""A member that no engine uses is removed after this time. No TTL class lasts longer. A cached
+content may: it goes with the member."""
 FORMAT = 4
 """The version of a directory and its files. An engine leaves a directory of another version
 alone."""

@@ -21,11 +21,9 @@ from engine.cache.digests import TOKEN_BYTES, ChainHasher, ChainKind
 from engine.cache.ids import Digest
 from engine.cache.recurrent import split_states
 from engine.cache.store_tier import BlockKey
-from engine.protocol import LONGEST_SECONDS, HeldName, Ttl
+from engine.protocol import HeldName, Ttl
 from engine.store.files import Missed, StoreKeys
 
-MAX_SECONDS = LONGEST_SECONDS + 4 * 3600.0
-"""The longest that any entry's time may have left, whatever the journal says."""
 _SEAL_DIGITS = 32
 
 
@@ -73,7 +71,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
         return max(wall - self.at, 0.0)
 
     def seconds_left(self, wall: float) -> float:
-        return min(self.left, MAX_SECONDS) - self.seconds_since(wall)
+        return self.left - self.seconds_since(wall)
 
 
 class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):

@@ -71,10 +71,11 @@ def _check(option: str, name: str, names: set[str]) -> None:
 
 
 def _line(live: LiveEntry) -> str:
-    """The prefix is called as in the dashboard."""
+    """The prefix's id, as in the dashboard, and what stands there."""
     entry = live.entry
     state = f"{entry.state}: {entry.reason}" if entry.reason else entry.state
+    ttl = "its own" if live.has_own_end else entry.ttl
     return (
         f"{(entry.name or entry.entry)[:_ID_DIGITS]} {live.engine} {live.workspace or '-'}"
-        f" {entry.tokens} tokens, TTL {entry.ttl}, {entry.expires_in_seconds:.0f} s left, {state}"
+        f" {entry.tokens} tokens, TTL {ttl}, {entry.expires_in_seconds:.0f} s left, {state}"
     )

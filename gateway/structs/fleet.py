@@ -254,6 +254,12 @@ class LiveEntry(msgspec.Struct, frozen=True, kw_only=True):
     prefix: PrefixReport | None = None
     cached_content: str | None = None
 
+    @property
+    def has_own_end(self) -> bool:
+        """Whether it ends at a time that a client chose. Else its TTL class says how long it lives
+        after its last use."""
+        return self.entry.has_own_lifetime or self.cached_content is not None
+
 
 ENDED_EARLY = {
     "sacrificed": "given up for running requests",

@@ -191,7 +191,7 @@ class PrefixLook(msgspec.Struct, frozen=True, kw_only=True):
 
     - `tokens`: the marked tokens of that request
     - `ttl`: what its marker asked for
-    - `name`: what the client called the request in its metadata
+    - `name`: what the client called the request in its metadata; no digest, as an entry's is
     - `num_tools`, `num_system`, `num_messages`: the blocks up to the prefix's end; null where the
       request's fingerprint does not have that place
     - `content`: what became of the request's prompt and answer (`KEPT_CONTENTS`)

@@ -23,11 +23,12 @@ from dashboard.views.fleet import load_rows, state_of, technique_table
 from dashboard.views.latency import compared, why_none
 from dashboard.views.overview import is_comparable
 from dashboard.views.playground import model_names
+from dashboard.views.prefixes import entry_table
 from dashboard.views.requests import turn_amounts, turn_facts
 from dashboard.views.savings import saved_over_time
 from dashboard.views.why import known_to, verdict
 from gateway.structs.advice import Finding
-from gateway.structs.fleet import About, EngineReport, LoadPoint
+from gateway.structs.fleet import About, EngineReport, LiveEntry, LoadPoint
 from gateway.structs.misses import GatewayMissReason
 from gateway.structs.usage import (
     Bucket,
@@ -40,7 +41,7 @@ from gateway.structs.usage import (
 )
 from tests.dashboard.fake_admin import ADMIN_KEY, serve_fake
 from tests.dashboard.ledgers import turn as row_of
-from tests.dashboard.live_answers import engine_now, made
+from tests.dashboard.live_answers import engine_now, lease, made
 
 NOW = datetime(2026, 11, 21, 12, 0, 3, tzinfo=UTC)
 
@@ -296,6 +297,24 @@ def test_every_reason_has_its_advice_and_every_page_its_address() -> None:
     assert advice("made_up") == UNKNOWN
     assert len({entry.name for entry in entries()}) == len(entries()) == 12
     assert len({entry.title for entry in entries()}) == 12
+
+
+@pytest.mark.parametrize("seconds", [100.0, 500_000.0])
+def test_an_end_of_its_own_is_no_ttl_however_little_is_left(seconds: float) -> None:
+    """A cached content of a week was called `1h` in its last hour."""
+    live = msgspec.convert(lease(1), LiveEntry)
+    entry = msgspec.structs.replace(live.entry, expires_in_seconds=seconds)
+    own = msgspec.structs.replace(entry, has_own_lifetime=True)
+    rows = entry_table(
+        [
+            msgspec.structs.replace(live, entry=entry),
+            msgspec.structs.replace(live, entry=own),
+            msgspec.structs.replace(live, entry=entry, cached_content="cachedContents/a"),
+        ],
+        {},
+    )
+    assert [row["TTL"] for row in rows] == ["5m", "its own", "its own"]
+    assert [row["TTL left"] for row in rows] == [min(seconds / 300, 1.0), None, None]
 
 
 def test_a_ledger_that_cannot_be_read_is_no_bare_status() -> None:

@@ -87,6 +87,7 @@ def test_a_cached_content_is_a_lease_with_name_and_time(sdk: genai.Client, url: 
     # Reads do not prolong it: it ends when it was said to end, and not an hour later.
     [lease] = lease_of(url, content.name)
     assert lease["entry"]["expires_in_seconds"] <= LIFE
+    assert lease["entry"]["has_own_lifetime"]
 
 
 def test_contents_are_listed_and_found_by_their_workspace_only(sdk: genai.Client, url: str) -> None:

@@ -418,6 +418,7 @@ class Harness:
         recompute: int | float = 3,
         sibling: int | None = None,
         hold: bool = True,
+        seconds: float | None = None,
         sample: SampleParams | None = None,
     ) -> Sent:
         """Submit a prompt of token segments and one token of scaffold, where there is one.
@@ -425,8 +426,8 @@ class Harness:
         `has_names`: each segment's end has the name that a gateway would give it. Of what ends
         with the segment `keep[0]` the part `keep[1]` is kept, in whole blocks. The segments that
         are `documents` stand anywhere. What ends with the segment `sibling` may be a sibling's.
-        Marks ask for a lease where they `hold`. `sample`, where it is given, is each choice's, with
-        a seed of its own.
+        Marks ask for a lease where they `hold`, and live for their own `seconds`, if there are any.
+        `sample`, where it is given, is each choice's, with a seed of its own.
         """
         self._num_sent += 1
         tokens: list[TokenId] = []
@@ -436,7 +437,10 @@ class Harness:
             spans.append(Segment("text", len(tokens), 0))
         if self._scaffold is not None:
             tokens.append(self._scaffold)
-        points = [Breakpoint(index, ttl, hold=hold) for index, ttl in (marks or {}).items()]
+        points = [
+            Breakpoint(index, ttl, seconds=seconds, hold=hold)
+            for index, ttl in (marks or {}).items()
+        ]
         query = CacheQuery(
             scope=scope,
             tokens=tokens,

@@ -59,6 +59,21 @@ def test_the_longest_class_outlives_a_restart_and_is_held_for_its_time(
     assert seconds_left(again) == pytest.approx(43_200.0)
 
 
+def test_a_lifetime_of_its_own_outlives_a_restart_to_its_end(
+    tmp_path: Path, wall: MovedWall
+) -> None:
+    """A cached content of a week was held for 16 hours more, behind a restart."""
+    week = 7 * 86_400.0
+    first = StoredEngine(tmp_path / "long", clock=ManualClock(), wall=wall)
+    first.say(PREFIX, seconds=week)
+    first.settle()
+    wall.go_on(1000.0)
+    again = first.restart(is_killed=True)
+    assert seconds_left(again) == pytest.approx(week - 1000.0) and only_entry(again).is_leased
+    assert read_of(again.say(PREFIX, hold=False)) == 22
+    assert seconds_left(again) == pytest.approx(week - 1000.0), "no read prolongs it"
+
+
 def test_an_entry_whose_time_ended_is_not_there_after_a_restart(
     engine: StoredEngine, wall: MovedWall
 ) -> None:
