@@ -17,8 +17,13 @@ Number = TypeVar("Number", int, float)
 Commands = Any  # argparse does not name the type of what add_subparsers returns
 
 
-class UsageError(Exception):
-    """An argument is not as it must be; the process prints it and ends with status 2."""
+class CommandError(Exception):
+    """Why a command can't do what it was asked for; the process prints it and ends with status
+    2."""
+
+
+class UsageError(CommandError):
+    """An argument, or a setting, is not as it must be."""
 
 
 def add_actions(commands: Commands, name: str, about: str) -> Commands:

@@ -9,7 +9,7 @@ from gateway.base.catalogue import CatalogueError
 from gateway.base.errors import GatewayError
 from gateway.base.settings import SettingsError
 from gateway.base.traces import TracesError
-from gateway.cli.arguments import UsageError
+from gateway.cli.arguments import CommandError
 from gateway.prices.files import PriceError
 
 # The module beside this one of each command. It is imported where it is asked for: all of them take
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run: Callable[[argparse.Namespace], int] = options.run
     try:
         return run(options)
-    except (UsageError, SettingsError, CatalogueError, PriceError, TracesError) as error:
+    except (CommandError, SettingsError, CatalogueError, PriceError, TracesError) as error:
         print(error, file=sys.stderr)
         return 2
     except GatewayError as error:

@@ -9,12 +9,16 @@ import aiohttp
 import msgspec
 
 from gateway.base.settings import load
-from gateway.cli.arguments import UsageError
+from gateway.cli.arguments import CommandError
 from gateway.routing.engine import Engine
 
 _SECONDS = 10.0
 PATIENT_SECONDS = 120.0
 Answer = TypeVar("Answer")
+
+
+class NotAnswered(CommandError):
+    """No gateway of this version answers, or the one that does refuses."""
 
 
 class _Error(msgspec.Struct):
@@ -49,7 +53,7 @@ def ask(
     body: Mapping[str, str] | None = None,
     seconds: float = _SECONDS,
 ) -> Answer:
-    """GET, or with a body POST. Raise UsageError where no gateway answers so, with what it says
+    """GET, or with a body POST. Raise NotAnswered where no gateway answers so, with what it says
     where it refuses."""
     try:
         headers = {"x-api-key": key} if key else {}
@@ -59,8 +63,8 @@ def ask(
         except msgspec.ValidationError:
             return msgspec.json.decode(reply, type=kind)
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-        raise UsageError(f"no gateway of this version answers at {url}: {error!r}") from None
-    raise UsageError(f"the gateway at {url} refuses: {refusal.error.message}")
+        raise NotAnswered(f"no gateway of this version answers at {url}: {error!r}") from None
+    raise NotAnswered(f"the gateway at {url} refuses: {refusal.error.message}")
 
 
 async def _send(
