@@ -1,4 +1,10 @@
-"""What an engine may be able to do, and what it may promise."""
+"""What an engine may be able to do, and what it may promise.
+
+A *capability* is what engines of one version may have or not, by their kind, model and server. A
+*flag* of the `Description`, such as `takes_releases`, is what every engine has since a version: an
+older engine's description has none, which means false, and an older gateway ignores it.
+`lookback_to` is a capability though all have it: it is older than this rule.
+"""
 
 from typing import Literal
 

@@ -170,7 +170,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     identity: ModelIdentity = ModelIdentity()
     # The TTL classes that its breakpoints may have. A gateway may not know all of them.
     ttls: tuple[str, ...] = FIRST_TTLS
-    # `/v1/drop` may say who asks, and `/v1/entries` answers page by page.
+    # `/v1/drop` may say who asks, and `/v1/entries` answers page by page: both came in one version.
     takes_releases: bool = False
     protocol_version: int = PROTOCOL_VERSION
 
