@@ -88,7 +88,8 @@ def send(gateway: str, chance: random.Random) -> dict[str, list[Counter[str]]]:
     usages = {}
     for name in WORKSPACES:
         admin.workspace(name, monthly_spend_nano=LIMIT_NANO)
-        keys[name], usages[name] = admin.make_key(name)[1], list[Counter[str]]()
+        keys[name] = admin.make_key(name)[1]
+        usages[name] = list[Counter[str]]()
     with httpx.Client(base_url=gateway, timeout=180, trust_env=False) as http:
         for _ in range(NUM_TURNS):
             which = chance.randrange(5)

@@ -23,7 +23,8 @@ class SlowConstraint:
 
     def __init__(self, *, is_early: bool = False) -> None:
         self.is_ready = self.is_failed = False
-        self.is_begun, self.is_free = threading.Event(), threading.Event()
+        self.is_begun = threading.Event()
+        self.is_free = threading.Event()
         self.num_computed = 0
         self.niceness: int | None = None
         self._is_early = is_early

@@ -170,7 +170,9 @@ class Held(Keys):
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
-        self.holds, self.was_read, self.let_go = False, asyncio.Event(), asyncio.Event()
+        self.holds = False
+        self.was_read = asyncio.Event()
+        self.let_go = asyncio.Event()
 
     async def directory(self, limit: int, now: datetime, key_ids: list[str]) -> Directory:
         page = await super().directory(limit, now, key_ids)

@@ -167,10 +167,12 @@ async def test_a_turn_is_not_given_up_while_its_engine_is_too_busy_to_answer(
     assert reconciler.num_pending == 1 and witness.cancelled
     counts = witness.counts
     witness.counts = []
-    witness.is_silent, witness.running = False, {record(journal, 1).id}
+    witness.is_silent = False
+    witness.running = {record(journal, 1).id}
     await reconciler.step()
     assert reconciler.num_pending == 1, "it still runs"
-    witness.counts, witness.running = counts, set()
+    witness.counts = counts
+    witness.running = set()
     await reconciler.step()
     (turn,) = await journal.closed_turns(10)
     assert turn.stop_reason == "stop" and reconciler.num_pending == 0

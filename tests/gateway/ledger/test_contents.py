@@ -25,7 +25,8 @@ class Kept:
     """A ledger with the workspaces `a`, which keeps for three days, and `b`, which does not."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self.ledger, self.contents = ledger, Contents(ledger, MASTER)
+        self.ledger = ledger
+        self.contents = Contents(ledger, MASTER)
         self.workspaces = Workspaces(ledger)
 
     async def put(self, workspace: str, turn_id: str, age_ms: int) -> None:

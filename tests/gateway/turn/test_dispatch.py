@@ -205,7 +205,8 @@ def test_what_the_prompt_is_to_blame_for_and_what_began_is_not_tried_elsewhere(p
     assert "take too long to prepare" in answer.text
     assert len(pair.first.refused) + len(pair.second.refused) == 2
     for engine in (pair.first, pair.second):
-        engine.refusal, engine.script = None, lambda *_: [TextDelta("Hel"), 3.0, b""]
+        engine.refusal = None
+        engine.script = lambda *_: [TextDelta("Hel"), 3.0, b""]
     streamed = pair.ask("p", stream=True)
     assert streamed.status_code == 200
     assert "Hel" in streamed.text and "event: error" in streamed.text

@@ -201,7 +201,8 @@ def test_a_turn_that_fails_and_one_whose_client_leaves_are_errors(
     ):
         assert post(url, refused).status_code == 400
         turn, call = spans_of(collector, refused, 2)
-        engine.refusal, engine.script = None, say(*["word "] * 2_000, delay=0.05)
+        engine.refusal = None
+        engine.script = say(*["word "] * 2_000, delay=0.05)
         trace_headers = headers(f"00-{left}-{PARENT}-01")
         path = f"{url}/v1/messages"
         request = body(stream=True)
