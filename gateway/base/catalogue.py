@@ -248,7 +248,7 @@ def _with_adapter(model: CatalogueModel, requested: str, adapter: str) -> Catalo
 
 def is_served(model: str | None, engine_model: str) -> bool:
     """Whether an engine with this model serves a `CatalogueModel.engine_model`."""
-    return model is None or model in (engine_model, base_name(engine_model))
+    return model is None or model == engine_model or model == base_name(engine_model)
 
 
 def base_name(model: str) -> str:

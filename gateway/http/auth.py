@@ -39,7 +39,12 @@ from gateway.base.errors import (
 )
 from gateway.http.connections import GuardedProtocol
 from gateway.http.errors import request_id
-from gateway.http.speaking import GOOGLE_KEY_HEADER, dialect_of, google_key_in_query
+from gateway.http.speaking import (
+    GOOGLE_KEY_HEADER,
+    dialect_of,
+    google_key_in_query,
+    headers_of,
+)
 from gateway.ledger.access import digest_of
 from gateway.prompt.ask import Principal
 
@@ -215,12 +220,11 @@ def presented_key(scope: Scope) -> str:
 
 
 def _key_in(scope: Scope) -> str:
-    """The key of the request's headers, or of the query where Google's clients put it. It is read
-    from the scope, since a mapping of all headers would be made for this alone. Raise
+    """The key of the request's headers, or of the query where Google's clients put it. Raise
     InvalidRequest if a header is there twice with two values: RFC 9110, 5.3, allows it once.
     Raise MissingKey where there is none."""
     pairs = list(scope["headers"])
-    headers = dict(pairs)
+    headers = headers_of(scope)
     for name, value in pairs if len(headers) < len(pairs) else ():
         if name in (b"x-api-key", b"authorization", GOOGLE_KEY_HEADER) and headers[name] != value:
             raise InvalidRequest(f"{name.decode()}: two different values were sent")

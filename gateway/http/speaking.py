@@ -5,7 +5,7 @@ dialects let go of what is cached at `/v1/cache/`. Otherwise Anthropic's clients
 version header, Google's by where they put their key, and all others speak OpenAI's dialect.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -68,9 +68,17 @@ def google_key_in_query(scope: Mapping[str, Any]) -> str | None:
         return None
 
 
+def headers_of(scope: Mapping[str, Any]) -> Mapping[bytes, bytes]:
+    """The first header of each name, in lower case. It is made at the first call."""
+    state: dict[str, Any] = scope["state"]
+    if "headers" not in state:
+        state["headers"] = dict(reversed(scope["headers"]))
+    headers: dict[bytes, bytes] = state["headers"]
+    return headers
+
+
 def header_of(scope: Mapping[str, Any], name: bytes) -> str | None:
     """The first header of that name, which is given in lower case; None without one. Litestar
     decodes all headers of a request for the first one that is asked for."""
-    headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
-    value = dict(reversed(headers)).get(name)
+    value = headers_of(scope).get(name)
     return None if value is None else value.decode("latin-1")

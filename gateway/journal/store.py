@@ -80,9 +80,9 @@ _TAKE_DAY = """
 INSERT INTO forgotten VALUES (?, ?)
 ON CONFLICT (day_ms) DO UPDATE SET number = max(number, excluded.number)
 """
-_LEAVING = """
-SELECT id, record FROM turns WHERE id IN (SELECT value FROM json_each(?))
-AND state IN ('open', 'closed')
+_FORGET = """
+DELETE FROM turns WHERE id IN (SELECT value FROM json_each(?))
+AND state IN ('open', 'closed') RETURNING record
 """
 _DAY_MS = 86_400_000
 # Counted while the file is open, in memory, with each transaction.
@@ -214,14 +214,13 @@ class Table:
 
     def forget(self, turn_ids: Sequence[str]) -> None:
         """Remove turns that the ledger has, and count them by the day (UTC) of their beginning."""
-        leaving = self.db.execute(_LEAVING, (json.dumps(list(turn_ids)),)).fetchall()
+        removed = self.db.execute(_FORGET, (json.dumps(list(turn_ids)),)).fetchall()
         days: Counter[int] = Counter()
-        for _, record in leaving:
+        for (record,) in removed:
             with suppress(msgspec.MsgspecError):  # a broken one is not counted
                 opened_ms = int(_moment(record).opened_at.timestamp() * 1000)
                 days[opened_ms // _DAY_MS * _DAY_MS] += 1
         self.db.executemany(_COUNT_DAY, days.items())
-        self.remove([turn_id for turn_id, _ in leaving], OPEN, CLOSED)
 
     def forgotten(self) -> dict[int, int]:
         return dict(self.db.execute("SELECT day_ms, number FROM forgotten").fetchall())

@@ -16,7 +16,6 @@ from math import exp, log
 from operator import add, attrgetter
 from typing import Any
 
-import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
@@ -526,7 +525,6 @@ _fields_of = attrgetter(*(_RENAMED.get(name, name) for name in _COLUMNS))
 def row_of(record: TurnRecord) -> dict[str, Any]:
     """The columns of a turn: the fields of its record, some under another name."""
     row: dict[str, Any] = dict(zip(_COLUMNS, _fields_of(record), strict=True))
-    row["marks"] = msgspec.to_builtins(record.marks)
     row["opened_ms"] = int(record.opened_at.timestamp() * 1000)
     row["checksum"] = checksum_of(row)
     return row

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from engine.protocol import Delta, Done, Frame, Started
+from engine.protocol import Done, Frame, Started
 from gateway.admission.engine_queue import EngineQueue
 from gateway.base.catalogue import Catalogue
 from gateway.base.clock import Clock
@@ -161,8 +161,6 @@ class Dispatcher:
     def _hear(self, turn: Turn, frames: Sequence[Frame]) -> None:
         """Tell what a turn's frames say of its engine."""
         for frame in frames:
-            if isinstance(frame, Delta):
-                continue
             if isinstance(frame, Started):
                 self._started(turn, frame)
             elif isinstance(frame, Done):
