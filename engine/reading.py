@@ -205,7 +205,9 @@ class SteadyProtocol(HttpToolsProtocol):
         most = self._num_parts + PARTS_A_ROUND
         data = self._unread
         begin = 0
-        while begin < len(data) and self._num_parts < most and self._may_read():
+        while begin < len(data) and self._num_parts < most:
+            if self.flow.read_paused or self.transport.is_closing():
+                break
             # A body of a known length is one call of the parser however long it is.
             end = len(data) if self._has_length else begin + PIECE_BYTES
             self._feed_counted(data[begin:end])
@@ -224,9 +226,6 @@ class SteadyProtocol(HttpToolsProtocol):
             self._next = self.loop.call_later(SMALL_READ_SECONDS, self._read)
         else:
             self.transport.resume_reading()
-
-    def _may_read(self) -> bool:
-        return not self.flow.read_paused and not self.transport.is_closing()
 
     def _feed_counted(self, piece: bytes) -> None:
         framing = self._framing

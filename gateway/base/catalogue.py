@@ -49,9 +49,11 @@ class CatalogueModel(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_served_at(self, engine: Description) -> bool:
         """Whether an engine has the model, and the adapter."""
-        loaded = (adapter.digest for adapter in engine.adapters if not adapter.is_leaving)
-        has_adapter = self.weights is None or self.digest in loaded
-        return has_adapter and self.is_served_by(engine.model)
+        if self.weights is not None:
+            loaded = (adapter.digest for adapter in engine.adapters if not adapter.is_leaving)
+            if self.digest not in loaded:
+                return False
+        return self.is_served_by(engine.model)
 
     def is_served_by(self, engine_model: str) -> bool:
         return is_served(self.engine_model, engine_model)

@@ -11,11 +11,11 @@ import asyncio
 
 from engine.places import RoundRobin
 
-BATCH = 12
+BATCH = 6
 """Requests that begin in one round. What begins together goes together to the threads of the prompt
 worker and the journal: one by one they cost 2.3 times the changes of threads, and half as much CPU
-again; four together a fifth more changes than 12. More together change threads as often as 12
-(`scripts.bench.gateway`, 32 connections)."""
+again (`scripts.bench.gateway`, 32 connections). A client that connects beside a crowd waits for
+five rounds (`tests/gateway/http/test_accepting.py`)."""
 
 
 class Beginnings:
