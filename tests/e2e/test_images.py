@@ -77,7 +77,8 @@ def house(
         )
         if subprocess.run([os.environ["VLLM_PYTHON"], "-c", program]).returncode:
             pytest.skip("VLLM_PYTHON has no torchvision")
-        backend, write = "vllm", SEEING_MODELS[backend]
+        write = SEEING_MODELS[backend]
+        backend = "vllm"
     model = tmp_path_factory.mktemp("model") / "eyes"
     model.mkdir()
     settings = {
