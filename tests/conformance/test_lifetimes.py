@@ -315,7 +315,8 @@ def test_a_breakpoint_at_an_entry_moves_its_own_end_later_only(engine: Engine) -
 
 def test_an_entry_of_a_class_has_no_lifetime_of_its_own(engine: Engine) -> None:
     engine.require("hold")
-    scope, text = engine.scope(), engine.text(60)
+    scope = engine.scope()
+    text = engine.text(60)
     read(engine, text, scope)
     (entry,) = engine.entries(scope)
     assert not entry.has_own_lifetime

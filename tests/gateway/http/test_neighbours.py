@@ -117,7 +117,8 @@ class Guest:
 
 def test_one_address_evicts_its_own_oldest_connection_without_a_valid_key_only() -> None:
     connections = Connections(most=10, most_of_address=2, part_of_holder=0.5)
-    proved, old, neighbour, newcomer = guests = Guest(), Guest(), Guest(), Guest()
+    guests = [Guest() for _ in range(4)]
+    proved, old, neighbour, newcomer = guests
     assert connections.enter(neighbour, "2001:db8::1")
     assert connections.enter(proved, "2001:db8:1::1")
     connections.prove(proved, "key")
