@@ -1,12 +1,13 @@
 """Sketches: digests of a prompt's segments one by one, so that advice can say what changed.
 
 A sketch has a digest of each of the first segments by itself, keyed by the scope, and no content.
+The tools may be more than these: of the first long system blocks behind them it has the pieces.
 Two sketches tell a list in another order, a changed order of keys, a text that grew or moved, and a
 text of which a part changes. The constants below bound its size. Pure.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import islice
@@ -53,7 +54,8 @@ class Sketch(msgspec.Struct, frozen=True, array_like=True):
     # Of tools and calls: the segment, and its digest with the keys in alphabetical order.
     unordered: list[tuple[int, bytes]] = []
     # Of texts: the segment, and PIECE_BYTES of each of some of its lines or sentences, in their
-    # order. From equal lines the same are chosen in every text.
+    # order. From equal lines the same are chosen in every text. System blocks behind the segments
+    # that have a digest are there too.
     pieces: list[tuple[int, bytes]] = []
 
 
@@ -88,7 +90,17 @@ def sketch_of(prompt: Prompt, scope: str) -> Sketch:
         has_pieces = is_first_message and len(sketch.pieces) < MAX_TEXTS
         if has_pieces and len(text) >= _PIECED_CHARACTERS:
             sketch.pieces.append((index, _pieces(scope, content[:_PIECED_BYTES])))
+    behind = _pieces_behind(prompt, scope, len(sketch.sizes))
+    sketch.pieces.extend(islice(behind, MAX_TEXTS - len(sketch.pieces)))
     return msgspec.structs.replace(sketch, digests=b"".join(digests))
+
+
+def _pieces_behind(prompt: Prompt, scope: str, start: int) -> Iterator[tuple[int, bytes]]:
+    """The pieces of the long system blocks from segment `start` on."""
+    for segment, block in enumerate(prompt.system, len(prompt.tools)):
+        if segment >= start and len(block.text) >= _PIECED_CHARACTERS:
+            content = block.text[:_PIECED_BYTES].encode()
+            yield segment, _pieces(scope, content[:_PIECED_BYTES])
 
 
 def split_pieces(packed: bytes) -> tuple[bytes, ...]:

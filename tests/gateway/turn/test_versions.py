@@ -65,6 +65,17 @@ def test_a_tool_that_changed_in_front_of_the_same_system_prompt_is_named() -> No
     assert changed(before, printed(RULES, tools=[tool("listen")])) == "tools_changed"
 
 
+@pytest.mark.parametrize("size", [0, 4096])
+def test_behind_many_tools_a_system_prompt_is_still_known_again(size: int) -> None:
+    """Neither 120 tools nor 480 KiB of them leave the system prompt out."""
+    tools = [{**tool(f"tool_{n}"), "description": "d" * size} for n in range(120)]
+    others = [tool("another"), *tools[1:]]
+    before = printed(f"{UUID(int=1)}\n{RULES}", tools=tools)
+    assert changed(before, printed(f"{UUID(int=2)}\n{RULES}", tools=tools)) == "system_changed"
+    assert changed(before, printed(f"{UUID(int=2)}\n{RULES}", tools=others)) == "tools_changed"
+    assert changed(before, printed(OTHERS, tools=others)) is None
+
+
 def test_another_prompt_and_another_message_are_no_change() -> None:
     assert changed(printed(RULES), printed(OTHERS)) is None
     assert changed(printed(RULES, "One."), printed(RULES, "Two.")) is None
