@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gateway.advice.observation import Observation, Segment
-from gateway.advice.placements import Section
 from gateway.prompt.sketch import ALIKE, overlap
 from gateway.structs.advice import FaultKind
+from gateway.structs.misses import Section
 
 _HOUR_MS = 3_600_000
 _PERIODS: dict[FaultKind, int] = {"minute": 60_000, "hour": _HOUR_MS, "date": 24 * _HOUR_MS}

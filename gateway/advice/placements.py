@@ -8,12 +8,11 @@ block. The ways of a conversation are those of automatic caching (`prompt/plan.p
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from engine.protocol import Ttl, outlives
 from gateway.advice.observation import Mark, Observation
+from gateway.structs.misses import Section
 
-Section = Literal["tools", "system", "messages"]
 _HOUR_MS = 3_600_000
 # The message blocks behind which a shared beginning of messages may end.
 _SHARED_BLOCKS = 8
