@@ -1,11 +1,11 @@
 """The tokens of a prompt by what became of them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 import msgspec
 
-from engine.protocol.ttls import TTLS, Ttl
+from engine.protocol.ttls import TTLS, Ttl, held_as
 
 WRITE_FIELDS: dict[Ttl, str] = {ttl: f"cache_write_{ttl}_tokens" for ttl in TTLS}
 """The field of each TTL class's writes, wherever such tokens are counted."""
@@ -24,6 +24,15 @@ class CacheUsage(msgspec.Struct, kw_only=True):
     @property
     def writes(self) -> dict[Ttl, int]:
         return {ttl: getattr(self, name) for ttl, name in WRITE_FIELDS.items()}
+
+    def writes_as(self, known: Sequence[Ttl]) -> dict[Ttl, int]:
+        """All writes, by classes that an API knows: each by the longest of them for which it is
+        held at least. What is held for less than any of them counts as `known[0]`, its shortest."""
+        writes = dict.fromkeys(known, 0)
+        for ttl, tokens in self.writes.items():
+            held = held_as(ttl, known)
+            writes[held if held in writes else known[0]] += tokens
+        return writes
 
     @property
     def written_tokens(self) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from engine import protocol
 from gateway.base.errors import EngineFailed
 from gateway.base.grants import RateStatuses
+from gateway.dialects.anthropic.request import AnthropicTtl
 from gateway.dialects.collector import Event, Holdfast, Writer, extension_of, partial_json
 from gateway.dialects.errors import AnthropicError
 from gateway.prompt.fingerprint import Diagnosis, Divergence
@@ -84,6 +85,9 @@ StopReason = Literal[
 
 
 class CacheCreation(msgspec.Struct, frozen=True):
+    """The writes, by the longest of this API's TTLs (`AnthropicTtl`) for which each is held at
+    least: an engine may hold a marker for another time. The fields add up to all writes."""
+
     ephemeral_5m_input_tokens: int
     ephemeral_1h_input_tokens: int
 
@@ -285,11 +289,14 @@ class MessageWriter(Writer[Event, Message]):
 
 def usage_of(usage: protocol.InputUsage, output_tokens: int, thinking_tokens: int = 0) -> Usage:
     """The engine's counts in the wire's fields, not adjusted."""
+    writes = usage.writes_as(get_args(AnthropicTtl))
     return Usage(
         input_tokens=usage.input_tokens,
         cache_creation_input_tokens=usage.written_tokens,
         cache_read_input_tokens=usage.cache_read_tokens,
-        cache_creation=CacheCreation(usage.cache_write_5m_tokens, usage.cache_write_1h_tokens),
+        cache_creation=CacheCreation(
+            **{f"ephemeral_{ttl}_input_tokens": tokens for ttl, tokens in writes.items()}
+        ),
         output_tokens=output_tokens,
         output_tokens_details=OutputDetails(thinking_tokens) if thinking_tokens else UNSET,
     )

@@ -6,7 +6,7 @@
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 from engine import protocol
 from gateway.base.errors import EngineFailed
 from gateway.base.grants import RateStatuses
+from gateway.dialects.anthropic.request import CacheTtl
 from gateway.dialects.collector import Block, Event, Holdfast, Writer
 from gateway.dialects.custom_tools import text_of
 
@@ -45,10 +46,14 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class WriteDetails(msgspec.Struct, frozen=True):
-    """By the longest of this API's TTLs that each write is held for at least."""
+    """By the longest of this API's TTLs (`CacheTtl`) that each write is held for at least."""
 
     ttl_30m_tokens: int
     ttl_12h_tokens: int
+
+
+_SHORTEST = next(iter(protocol.TTLS))
+"""The class of all that is held for less than this API's TTLs."""
 
 
 class PromptDetails(msgspec.Struct, frozen=True):
@@ -77,8 +82,12 @@ def usage_of(usage: protocol.InputUsage, output_tokens: int, thinking_tokens: in
     entries and did not."""
     written = max(0, usage.written_tokens - usage.automatic_tokens)
     # What is held for longest comes first in the prompt, and so does what came out of memory.
-    for_12h = max(0, usage.cache_write_12h_tokens - usage.automatic_tokens)
-    details = WriteDetails(ttl_30m_tokens=written - for_12h, ttl_12h_tokens=for_12h)
+    writes = usage.writes_as((_SHORTEST, *get_args(CacheTtl)))
+    details = dict[str, int]()
+    automatic = usage.automatic_tokens
+    for ttl in reversed(get_args(CacheTtl)):
+        details[f"ttl_{ttl}_tokens"] = max(0, writes[ttl] - automatic)
+        automatic = max(0, automatic - writes[ttl])
     return Usage(
         usage.prompt_tokens,
         output_tokens,
@@ -86,7 +95,7 @@ def usage_of(usage: protocol.InputUsage, output_tokens: int, thinking_tokens: in
         PromptDetails(
             cached_tokens=usage.cache_read_tokens + usage.automatic_tokens,
             cache_write_tokens=written,
-            cache_write_tokens_details=UNSET if usage.cache_write_5m_tokens else details,
+            cache_write_tokens_details=UNSET if writes[_SHORTEST] else WriteDetails(**details),
         ),
         CompletionDetails(thinking_tokens),
     )
