@@ -121,6 +121,7 @@ from engine.protocol.ttls import (
     TTLS,
     Ttl,
     TtlClass,
+    class_of,
     held_as,
     outlives,
 )
@@ -238,6 +239,7 @@ __all__ = [
     "Ttl",
     "TtlClass",
     "UnheldTool",
+    "class_of",
     "held_as",
     "is_one_position",
     "needs_own_template",

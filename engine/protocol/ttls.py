@@ -25,13 +25,28 @@ TTLS: dict[Ttl, TtlClass] = {
 """The classes of lifetimes, the shortest first.
 
 The multiples of 5m and 1h are Anthropic's, that of 30m is OpenAI's. OpenAI's table of prices does
-not name one for 12h; LiteLLM's has 2 for it (§6 of the public prompt-caching contract). Less would
-be wrong: a longer lease must not cost less than one of an hour.
+not name one for 12h; LiteLLM's has 2 for it (§6 of the public prompt-caching contract). A longer
+class must not cost less than a shorter one.
 
-A new class also needs its own usage field (`CacheUsage`), column and revision (`gateway/ledger/
-schema.py`, `migrations/`), version of the checksum (`gateway/ledger/checksums.py`), journal FORMAT,
-colour in charts, and state of before in `tests/upgrades`. `python -m scripts.docs.monitoring` and
-`scripts.docs.settings` write the rest.
+A new class also needs:
+
+- its own usage field (`CacheUsage`)
+- who may ask for it: `AnthropicTtl` or `CacheTtl` (`gateway/dialects/anthropic/request.py`), and
+  `AutoCacheTtl` (`gateway/structs/fleet.py`)
+- its place in that API's answers: `CacheCreation` (`gateway/dialects/anthropic/response.py`) or
+  `WriteDetails` (`gateway/dialects/openai/response.py`)
+- a column (`gateway/ledger/schema.py`) and a revision (`migrations/`), whose downgrade gives the
+  class's tokens and names to the longest one of before, and forgets checksums from the new version
+  of the checksum on (as 0011 does)
+- that version of the checksum (`gateway/ledger/checksums.py`), and the next journal FORMAT
+  (`gateway/journal/versions.py`)
+- a colour in charts (`dashboard/ui/charts.py`) and in the playground (`dashboard/views/
+  playground.py`), which offers the class where `dashboard/prompt.py` lists it
+- a state of before in `tests/upgrades` (`make.py`), and its place in the tests that list classes:
+  `grep -rn 12h tests`
+- the words of README, `engine/PROTOCOL.md` and `gateway/README.md`
+
+`python -m scripts.docs.monitoring` and `scripts.docs.settings` write the rest.
 """
 
 LONGEST_SECONDS = max(ttl.seconds for ttl in TTLS.values())
@@ -44,6 +59,23 @@ FIRST_TTLS: tuple[Ttl, ...] = ("5m", "30m", "1h")
 
 def outlives(ttl: Ttl, shorter: Ttl) -> bool:
     return TTLS[ttl].seconds > TTLS[shorter].seconds
+
+
+_UNIT_SECONDS = {"m": 60, "h": 3600, "d": 86_400}
+
+
+def class_of(name: str) -> Ttl:
+    """The class as which a recorded name is read, such as that of a row in the ledger.
+
+    A later version may have recorded a class that this one does not have. It stands for the longest
+    one that is no longer, as after that version's downgrade. What is no length, such as `7x`,
+    stands for the shortest of all.
+    """
+    number = name[:-1]
+    unit_seconds = _UNIT_SECONDS.get(name[-1:], 0)
+    seconds = int(number) * unit_seconds if number.isdecimal() else 0
+    shorter = [ttl for ttl, kind in TTLS.items() if kind.seconds <= seconds]
+    return shorter[-1] if shorter else next(iter(TTLS))
 
 
 def held_as(ttl: Ttl, known: Collection[str]) -> Ttl:

@@ -8,11 +8,11 @@ model, tools, system, messages. It also has what advice needs.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-from engine.protocol import Ttl
+from engine.protocol import Ttl, class_of
 from gateway.base.rounding import ceil_div
 from gateway.prompt.names import Prefix
 from gateway.prompt.sketch import (
@@ -116,6 +116,9 @@ class Diagnosis:
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Fingerprint)
+_marks_place = Fingerprint.__struct_fields__.index("marks")
+_MARKS = slice(_marks_place, _marks_place + 1)
+"""Where a stored fingerprint has its marks. It is a slice: early versions have none."""
 
 
 def points_of(prefixes: Iterable[Prefix]) -> list[Point]:
@@ -185,7 +188,19 @@ def _stored_ordinals(
 
 
 def unpack(packed: bytes) -> Fingerprint:
-    return _decoder.decode(packed)
+    """The fingerprint of these bytes. Raise msgspec.DecodeError where they are none.
+
+    Marks of a TTL class that only a later version has are read as `class_of` says.
+    """
+    try:
+        return _decoder.decode(packed)
+    except msgspec.ValidationError:
+        values = msgspec.msgpack.decode(packed, type=list[Any])
+        recorded = msgspec.convert(values[_MARKS], list[list[tuple[int, str]]])
+        values[_MARKS] = [
+            [(segment, class_of(name)) for segment, name in marks] for marks in recorded
+        ]
+        return _decoder.decode(_encoder.encode(values))
 
 
 def compare(earlier: Fingerprint, later: Fingerprint) -> Divergence | None:

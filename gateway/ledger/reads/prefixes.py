@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import func, or_, select, text, tuple_, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from engine.protocol import TTLS, WRITE_FIELDS, Ttl
+from engine.protocol import TTLS, WRITE_FIELDS, Ttl, class_of
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads.sums import Range
 from gateway.ledger.rollups import written_tokens
@@ -193,7 +193,7 @@ async def last_use(ledger: Ledger, workspace: str, prefixes: Sequence[str]) -> P
     row = max(rows, key=lambda turn: turn.opened_at, default=None)
     if row is None:
         return None
-    seconds = TTLS[row.prefix_ttl or "5m"].seconds
+    seconds = TTLS[class_of(row.prefix_ttl or "5m")].seconds
     model = row.engine_model or ""
     return PrefixUse(row.prefix, model, row.engine, row.epoch, row.opened_at, seconds)
 
@@ -219,7 +219,7 @@ def _report(
         if not row["unpriced"]:
             for ttl, within in in_time.items():
                 costs[ttl] = cost_with_ttl(rates, ttl, marked // count, count, within)
-        premium = rates.write(values["ttl"] or "5m") - rates.input
+        premium = rates.write(class_of(values["ttl"] or "5m")) - rates.input
         discount = rates.input - rates.read
         to_pay_back = premium // discount + 1 if discount > 0 else None
     cost = costs.get(values["ttl"])

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 from pathlib import Path
 
+import msgspec
 import pytest
 from alembic import command
 from alembic.config import Config
@@ -17,6 +18,7 @@ from gateway.ledger.database import Ledger, with_ledger
 from gateway.ledger.reads.leases import leases_kept
 from gateway.ledger.reads.sums import Queries, Range, Reasons
 from gateway.ledger.upkeep import retain
+from gateway.prompt.fingerprint import Fingerprint, Point, pack, unpack
 from gateway.structs.fleet import LeasesKept
 from tests.gateway.ledger.test_epochs import DAY, ended, told
 from tests.gateway.ledger.test_sums import START, at
@@ -133,8 +135,28 @@ def test_models_of_prefixes_of_before_are_told_by_their_turns(settings: Database
     assert run(settings, models) == [("m", "n"), ("n", "n")]
 
 
+PRINTED = Fingerprint(
+    model="m",
+    parameters=b"12h",
+    num_tools=0,
+    num_system=1,
+    points=[Point(0, None, b"12h of it", 9)],
+    marks=[(0, "12h"), (3, "30m"), (4, "12h")],
+)
+
+
 async def twelve_hours(ledger: Ledger) -> None:
-    await ledger.insert_turns([replace(at(1, 0), cache_write_12h_tokens=900)])
+    """Many turns: their fingerprints are read a page at a time."""
+    first = replace(
+        at(1, 0), cache_write_12h_tokens=900, prefix_ttl="12h", fingerprint=pack(PRINTED)
+    )
+    later = [at(number, 0, fingerprint=pack(PRINTED)) for number in range(2, 503)]
+    early = at(503, 0, fingerprint=msgspec.msgpack.encode(["12h", b"", 0, 0, []]))
+    await ledger.insert_turns([first, *later, early])
+
+
+async def prefix_ttls(ledger: Ledger) -> list[str | None]:
+    return [row.ttl for row in await ledger.rows(text("SELECT ttl FROM prefixes"))]
 
 
 def test_writes_for_twelve_hours_go_down_to_the_longest_class_of_before(
@@ -146,9 +168,14 @@ def test_writes_for_twelve_hours_go_down_to_the_longest_class_of_before(
     command.downgrade(config_of(settings), "0010")
     migrate(settings)
     assert run(settings, counted) == before
-    (row,) = ledger_rows(settings.ledger_url)
-    assert (row["cache_write_1h_tokens"], row["cache_write_12h_tokens"]) == (900, 0)
-    assert row["checksum"] is None, "the earlier version has another"
+    assert run(settings, prefix_ttls) == ["1h"]
+    *rows, early = ledger_rows(settings.ledger_url)
+    assert (rows[0]["cache_write_1h_tokens"], rows[0]["cache_write_12h_tokens"]) == (900, 0)
+    assert rows[0]["prefix_ttl"] == "1h"
+    assert rows[0]["checksum"] is None, "the earlier version has another"
+    expected = replace(PRINTED, marks=[(0, "1h"), (3, "30m"), (4, "1h")])
+    assert len(rows) == 502 and all(unpack(row["fingerprint"]) == expected for row in rows)
+    assert unpack(early["fingerprint"]).model == "12h"
 
 
 async def ends_told(ledger: Ledger) -> None:

@@ -8,10 +8,11 @@ import pytest
 from gateway.base.record import TurnRecord
 from gateway.journal.drain import charge
 from gateway.ledger.database import Ledger
-from gateway.ledger.reads.prefixes import prefixes
+from gateway.ledger.reads.prefixes import last_use, prefixes
 from gateway.ledger.reads.sums import Range
 from gateway.ledger.upkeep import rebuild
 from gateway.prices.files import load_prices
+from gateway.prompt.fingerprint import Fingerprint, Point, pack, unpack
 from gateway.structs.usage import PrefixReport
 from tests.gateway.ledger.test_sums import at
 
@@ -67,3 +68,30 @@ async def test_a_prefix_has_the_ttl_of_its_last_request_and_half_an_hour_is_not_
     assert report.ttl == "30m"
     assert (report.better_ttl, report.better_ttl_saves_nano) == (None, None)
     assert report.reads_to_pay_back == 1
+
+
+async def test_rows_of_a_later_version_are_read(ledger: Ledger) -> None:
+    """Their class is not known here. It is told as it is, and counts as the longest one that is
+    no longer."""
+    marked = Fingerprint(
+        model="m",
+        parameters=b"",
+        num_tools=0,
+        num_system=1,
+        points=[Point(0, None, bytes(8), 9)],
+        marks=[(0, "12h")],
+    )
+    packed = pack(marked).replace(b"\xa312h", b"\xa22h")
+    about = {"engine": "engine-0", "engine_model": "m", "epoch": "e", "fingerprint": packed}
+    for number in (1, 2):
+        record = turn(number, "m", cache_write_1h_tokens=2000, **about)
+        record.prefix_ttl = "2h"
+        await ledger.insert_turns([record])
+    report = await only(ledger)
+    assert report.ttl == "2h" and report.look is not None
+    assert (report.look.ttl, report.look.num_system) == ("2h", 1)
+    assert (report.better_ttl, report.better_ttl_saves_nano) == (None, None)
+    assert report.reads_to_pay_back == 2, "a write costs what one for an hour does"
+    use = await last_use(ledger, "a", [report.prefix])
+    assert use is not None and use.seconds == 3600
+    assert unpack(packed).marks == [(0, "1h")]
