@@ -11,11 +11,17 @@ from typing import Any, Literal
 from dashboard.ui import formats
 from dashboard.ui.charts import TOKENS, Row
 from engine.protocol import TTLS as TTL_CLASSES
+from engine.protocol import Ttl
 from gateway.structs.usage import Turn
 
 Kind = Literal["tool", "system", "user", "assistant"]
 KINDS: tuple[Kind, ...] = ("tool", "system", "user", "assistant")
-TTLS = {"No marker": None, "5 minutes": "5m", "1 hour": "1h"}
+_MARKER_TTLS: tuple[Ttl, ...] = ("5m", "1h")
+"""Those that the Messages API takes, `AnthropicTtl` of the gateway."""
+TTLS: dict[str, Ttl | None] = {
+    "No marker": None,
+    **{TTL_CLASSES[ttl].words: ttl for ttl in _MARKER_TTLS},
+}
 MAX_BLOCKS = 40
 KEY = "HOLDFAST_API_KEY"
 CLASSES = tuple(TOKENS["light"])

@@ -10,6 +10,8 @@ from typing import Any, Literal, TypeVar
 import altair as alt
 import pandas as pd  # type: ignore[import-untyped]
 
+from engine.protocol import TTLS, Ttl
+
 Theme = Literal["light", "dark"]
 Palette = dict[str, str]
 X = TypeVar("X", alt.X, alt.Y)
@@ -34,13 +36,16 @@ _SLATE = ("#64748b", "#94a3b8")
 _PALE = ("#94a3b8", "#64748b")
 WRITTEN = "Written, "
 """What the names of the TTL classes begin with."""
+_WRITTEN_COLOURS: dict[Ttl, tuple[str, str]] = {
+    "5m": ("#d97706", "#fbbf24"),
+    "30m": ("#b45309", "#fb923c"),
+    "1h": ("#9a3412", "#f97316"),
+    "12h": ("#6b1d0c", "#ea580c"),
+}
 TOKENS = _themes(
     {
         "Read from cache": _TEAL,
-        "Written, 5 minutes": ("#d97706", "#fbbf24"),
-        "Written, 30 minutes": ("#b45309", "#fb923c"),
-        "Written, 1 hour": ("#9a3412", "#f97316"),
-        "Written, 12 hours": ("#6b1d0c", "#ea580c"),
+        **{f"{WRITTEN}{TTLS[ttl].words}": _WRITTEN_COLOURS[ttl] for ttl in TTLS},
         "Reused automatically": ("#a8c3c8", "#4d6b73"),
         "Computed, not written": ("#64748b", "#8595a8"),
     }

@@ -9,7 +9,6 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import cycle, islice
 from typing import Any, NamedTuple, cast
 
 import altair as alt
@@ -24,7 +23,6 @@ from dashboard.settings import settings
 from dashboard.ui import charts, formats, parts, viewer
 from dashboard.ui.charts import Row
 from dashboard.views.advice import MAX_CHARACTERS, PATH
-from engine.protocol import TTLS
 from gateway.structs.advice import AdviceReport, RequestAdvice
 from gateway.structs.fleet import About, ListedModel, MadeKey, Workspace
 from gateway.structs.usage import Turn
@@ -58,9 +56,8 @@ _PREVIEW = 240
 """Characters that are shown of a block's text."""
 _LEDGER_SECONDS = 8.0
 """How long the page waits for a turn's row in the ledger."""
-# One colour for each TTL class, from the shortest on.
-_WRITTEN_COLOURS = list(islice(cycle(["yellow", "orange", "red", "violet"]), len(TTLS)))
-_COLOURS = ["green", *_WRITTEN_COLOURS, "blue", "gray"]
+# Those of writes are one for each TTL class, from the shortest on.
+_COLOURS = ["green", "yellow", "orange", "red", "violet", "blue", "gray"]
 _BADGES: dict[str, Any] = dict(zip(prompt.CLASSES, _COLOURS, strict=True))
 _GAINS = {
     "sampled_first_token": "Time to first token",
@@ -328,7 +325,7 @@ def _add(block: Block) -> None:
     number = state.get("playground_count", 0) + 1
     state["playground_count"] = number
     state[f"block_text_{number}"] = block.text
-    state[f"block_ttl_{number}"] = _NAMES.get(block.ttl, "5 minutes")
+    state[f"block_ttl_{number}"] = _NAMES.get(block.ttl, _NAMES["5m"])
     state[_ORDER] = [*state[_ORDER], (number, block.kind)]
 
 

@@ -27,6 +27,7 @@ from dashboard.views.prefixes import entry_table
 from dashboard.views.requests import turn_amounts, turn_facts
 from dashboard.views.savings import saved_over_time
 from dashboard.views.why import known_to, verdict
+from gateway.dialects.anthropic.request import AnthropicTtl
 from gateway.structs.advice import Finding
 from gateway.structs.fleet import About, EngineReport, LiveEntry, LoadPoint
 from gateway.structs.misses import GatewayMissReason
@@ -133,6 +134,10 @@ def test_a_range_ends_after_now_at_a_time_that_all_share(chosen: str) -> None:
     assert 0 <= length < 3600 and (length == 0 or since.minute == since.second == 0)
     assert NOW < until <= NOW + timedelta(seconds=selection.refresh_seconds)
     assert selection.span(NOW + timedelta(seconds=1)) == (since, until)
+
+
+def test_a_block_can_be_marked_with_every_ttl_of_the_messages_api() -> None:
+    assert list(prompt.TTLS.values()) == [None, *get_args(AnthropicTtl)]
 
 
 def usage(*savings: int, **fields: Any) -> Usage:
