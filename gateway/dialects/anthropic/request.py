@@ -12,7 +12,7 @@ import re
 from contextlib import suppress
 from functools import partial, reduce
 from operator import or_
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType, defstruct
@@ -616,7 +616,7 @@ _KINDS = {
     "null": "null",
 }
 _CHOICES = {
-    "ttl": "'5m' or '1h'",
+    "ttl": " or ".join(f"'{ttl}'" for ttl in get_args(AnthropicTtl)),
     "role": "'user', 'assistant' or 'system'",
     "service_tier": "'auto' or 'standard_only'",
     "speed": "'standard' or 'fast'",

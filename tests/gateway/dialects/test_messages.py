@@ -175,7 +175,7 @@ DEFERRED = {**tool(marker=SHORT), "defer_loading": True}
         ({"tools": [VENDORS, {"name": "x"}]}, "tools.1.input_schema: Field required"),
         ({"tools": [{**tool("x"), "nam": 1}, VENDORS], "x": 1}, "x: Extra inputs are not permit"),
         (
-            {"tools": [{**VENDORS, "cache_control": {"type": "ephemeral", "ttl": "2h"}}]},
+            {"tools": [{**VENDORS, "cache_control": {"type": "ephemeral", "ttl": "7x"}}]},
             "tools.0.cache_control.ephemeral.ttl: Input should be '5m' or '1h'",
         ),
         (
