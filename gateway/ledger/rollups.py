@@ -38,7 +38,7 @@ from gateway.ledger.schema import (
     TurnRow,
 )
 from gateway.prices.price import PROMPT_BANDS
-from gateway.structs.usage import NOT_DELIVERED
+from gateway.structs.usage import JUDGED_TTLS, NOT_DELIVERED
 
 FIVE_MINUTES_MS = 300_000
 HOUR_MS = 3_600_000
@@ -52,7 +52,6 @@ _BIN_WIDTH = log(1.02)
 """The histogram's bins are 2 % wide, so a percentile is known to within 1 % of itself."""
 _BIN_OF_ONE_SECOND = 1_000
 _SHORTEST_SECONDS = 1e-6
-_GAPS = ("5m", "1h")
 _TOKENS = (*InputUsage.__struct_fields__, "output_tokens", "thinking_tokens")
 
 
@@ -403,7 +402,9 @@ def _with_gaps(changes: Any) -> Any:
     """Add `more_5m` and `more_1h` of each prefix to its counts of gaps."""
     row = PrefixRow
     of_prefix = row.workspace_id == changes.c.workspace_id, row.prefix == changes.c.prefix
-    more = {f"gaps_{ttl}": getattr(row, f"gaps_{ttl}") + changes.c[f"more_{ttl}"] for ttl in _GAPS}
+    more = {
+        f"gaps_{ttl}": getattr(row, f"gaps_{ttl}") + changes.c[f"more_{ttl}"] for ttl in JUDGED_TTLS
+    }
     return sa.update(row).where(*of_prefix).values(more)
 
 

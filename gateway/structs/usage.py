@@ -211,7 +211,8 @@ class PrefixLook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 JUDGED_TTLS = ("5m", "1h")
-"""Those that a client of Messages chooses between. Only their gaps are counted by prefix."""
+"""Those of the hosted Messages API. Only their gaps are counted by prefix: a further one needs a
+column of gaps (`PrefixRow`), its count (`rollups.gap_changes`) and its cost (`PrefixReport`)."""
 
 
 class PrefixReport(CacheUsage, kw_only=True):

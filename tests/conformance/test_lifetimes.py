@@ -3,10 +3,11 @@
 import msgspec
 import pytest
 
-from engine.protocol import DropReply, PurgeReply, Started, Ttl
+from engine.protocol import TTLS, DropReply, PurgeReply, Started, Ttl
 from tests.conformance.engines import TICK, Engine, prompt
 
-TTLS: list[tuple[Ttl, int]] = [("5m", 300), ("30m", 1800), ("1h", 3600), ("12h", 43_200)]
+LIVES = [(ttl, kind.seconds) for ttl, kind in TTLS.items()]
+"""How long they are, `tests/engine/test_ttls.py` says by their names."""
 
 
 def read(engine: Engine, text: str, scope: str, ttl: Ttl = "5m") -> Started:
@@ -18,7 +19,7 @@ def fill(engine: Engine, blocks: int) -> str:
     return engine.text(blocks * engine.description.block_size - 24)
 
 
-@pytest.mark.parametrize(("ttl", "seconds"), TTLS)
+@pytest.mark.parametrize(("ttl", "seconds"), LIVES)
 def test_an_entry_can_be_read_until_its_ttl_is_over(engine: Engine, ttl: Ttl, seconds: int) -> None:
     for wait, is_found in ((seconds - TICK, True), (seconds, False)):
         scope = engine.scope()
@@ -31,7 +32,7 @@ def test_an_entry_can_be_read_until_its_ttl_is_over(engine: Engine, ttl: Ttl, se
         assert started.miss_reason == (None if is_found else "ttl_expired")
 
 
-@pytest.mark.parametrize(("ttl", "seconds"), TTLS)
+@pytest.mark.parametrize(("ttl", "seconds"), LIVES)
 def test_every_read_starts_the_ttl_again(engine: Engine, ttl: Ttl, seconds: int) -> None:
     scope = engine.scope()
     text = engine.text(60)

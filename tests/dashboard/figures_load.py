@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 
 from engine.backends.synthetic import CONTEXT_TOKENS
+from engine.protocol import TTLS as TTL_CLASSES
 from scripts.bench.load import MESSAGES, headers_of, marked
 from tests.e2e.fleet import Fleet, running_fleet
 from tests.gateway.serving import eventually
@@ -30,7 +31,7 @@ KILLED = 1
 MODELS = ("holdfast-demo", "synthetic")
 """By engine: the native one's, and that of the one that is killed."""
 WORKSPACES = ("code", "desk", "reports")
-TTLS = ("5m", "30m", "1h", "12h", "5m")
+TTLS = (*TTL_CLASSES, "5m")
 """By prompt. Each workspace has a prompt of each."""
 NUM_KILLS = 2
 PREFILL_US = 200

@@ -16,6 +16,7 @@ import httpx
 import pytest
 from sqlalchemy import text
 
+from engine.protocol import FIRST_TTLS, WRITE_FIELDS
 from gateway.base.clock import Clock
 from gateway.base.metrics import Metrics
 from gateway.base.settings import DatabaseSettings
@@ -246,7 +247,8 @@ def change(data: Path, statement: str, **values: Any) -> None:
         connection.execute(statement, values)
 
 
-FIRST_BILLED = tuple(name for name in BILLED if name != "cache_write_12h_tokens")
+LATER_WRITES = [name for ttl, name in WRITE_FIELDS.items() if ttl not in FIRST_TTLS]
+FIRST_BILLED = tuple(name for name in BILLED if name not in LATER_WRITES)
 """The columns of the first checksum, in the order that rows of before revision 0011 have it of."""
 
 
@@ -266,7 +268,7 @@ async def test_rows_of_the_first_checksum_stay_right_and_their_damage_is_told(
         await books.change("UPDATE turns SET checksum = :checksum WHERE id = :id", **values)
     assert await books.told() == []
     damaged = {"id": rows[0]["id"]}
-    for column in ("input_tokens", "cache_write_12h_tokens"):
+    for column in ("input_tokens", *LATER_WRITES):
         await books.change(f"UPDATE turns SET {column} = {column} + 1 WHERE id = :id", **damaged)
         assert sum(count for _, _, count in await books.told()) == 1
         await books.change(f"UPDATE turns SET {column} = {column} - 1 WHERE id = :id", **damaged)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sqlalchemy import delete, select
 from sqlalchemy.dialects import postgresql
 
-from engine.protocol import TTLS
+from engine.protocol import TTLS, WRITE_FIELDS
 from gateway.base.errors import InvalidRequest
 from gateway.base.record import TurnRecord
 from gateway.base.settings import DatabaseSettings
@@ -72,6 +72,8 @@ MARKS = st.builds(
     ttl=st.sampled_from([*TTLS]),
     missed=st.sampled_from([None, "cold", "grew", "ttl_expired"]),
 )
+WRITTEN = {name: 700 + 900 * number for number, name in enumerate(WRITE_FIELDS.values())}
+"""What a turn writes of each TTL class, if it does."""
 
 
 @st.composite
@@ -92,9 +94,7 @@ def turns(draw: st.DrawFn) -> TurnRecord:
         miss_reason=draw(st.sampled_from([None, "cold", "ttl_expired"])),
         input_tokens=draw(st.integers(0, 300_000)),
         cache_read_tokens=draw(st.sampled_from([0, 5000])),
-        cache_write_5m_tokens=draw(st.sampled_from([0, 3000])),
-        cache_write_1h_tokens=draw(st.sampled_from([0, 2000])),
-        cache_write_12h_tokens=draw(st.sampled_from([0, 700])),
+        **{name: draw(st.sampled_from([0, tokens])) for name, tokens in WRITTEN.items()},
         automatic_tokens=draw(st.integers(0, 9)),
         computed_tokens=draw(st.integers(0, 10_000)),
         output_tokens=draw(st.integers(0, 10_000)),
@@ -105,7 +105,7 @@ def turns(draw: st.DrawFn) -> TurnRecord:
         cost=cost,
         cost_without_cache=None if cost is None else cost * 2,
         prefix=draw(st.sampled_from([None, "0" * 16, "f" * 16])),
-        prefix_ttl=draw(st.sampled_from([None, "5m", "1h"])),
+        prefix_ttl=draw(st.sampled_from([None, *TTLS])),
         marks=draw(st.none() | st.lists(MARKS, max_size=4)),
     )
 
@@ -137,8 +137,7 @@ def assert_sums(rows: dict[str, list[dict[str, Any]]], turns: list[TurnRecord]) 
         for turn in turns:
             start = int(turn.opened_at.timestamp()) // width * width * 1000
             prompt = turn.input_tokens + turn.cache_read_tokens
-            prompt += turn.cache_write_5m_tokens + turn.cache_write_1h_tokens
-            prompt += turn.cache_write_12h_tokens
+            prompt += sum(getattr(turn, name) for name in WRITE_FIELDS.values())
             above = max((band for band in PROMPT_BANDS if prompt > band), default=0)
             price = turn.price if turn.price and turn.cost is not None else ""
             whose = (turn.workspace, turn.key_id, "")
@@ -151,8 +150,7 @@ def assert_sums(rows: dict[str, list[dict[str, Any]]], turns: list[TurnRecord]) 
                 "errors": int(turn.outcome == "api_error"),
                 "unpriced": int(turn.cost is None),
                 "input_tokens": turn.input_tokens,
-                "cache_write_1h_tokens": turn.cache_write_1h_tokens,
-                "cache_write_12h_tokens": turn.cache_write_12h_tokens,
+                **{name: getattr(turn, name) for name in WRITE_FIELDS.values()},
                 "output_tokens": turn.output_tokens,
                 "cost_nano": turn.cost or 0,
                 "cost_without_cache_nano": turn.cost_without_cache or 0,
