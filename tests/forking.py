@@ -23,11 +23,13 @@ from unittest.mock import patch
 
 from scripts.stack import ROOT
 
-PRELOADED = ["engine.backends.native", "engine.__main__", "gateway.__main__", "gateway.cli.serve",
+PRELOADED = ["engine.backends.native", "engine.backends.prepare.renderers",
+             "engine.backends.synthetic_renderer", "engine.__main__",
+             "gateway.__main__", "gateway.cli.serve",
              "transformers.models.llama.modeling_llama", "aiosqlite", "uvicorn.lifespan.on",
              "uvicorn.loops.auto", "uvicorn.protocols.http.auto",
              "uvicorn.protocols.websockets.auto", "uvloop", "anyio._backends._asyncio",
-             "tests.preloaded"]  # fmt: skip
+             "tests.forked_workers", "tests.preloaded"]  # fmt: skip
 PROGRAMS = ("engine", "gateway")
 # Libraries read other names when they are imported: a server that differs in one starts anew.
 OWN_NAMES = ("ENGINE_", "HOLDFAST_", "GATEWAY_", "OTEL_BSP_", "OTEL_EXPORTER_OTLP_",
@@ -136,5 +138,9 @@ def _be(module: str, words: Sequence[str], env: Mapping[str, str], outputs: Sequ
         os.dup2(descriptor, number)
         os.close(descriptor)
     sys.argv = [module, *words]
+    if module == "engine":
+        from tests.forked_workers import fork_workers
+
+        fork_workers()
     sys.modules.pop(f"{module}.__main__", None)  # runpy warns of a module that runs twice
     runpy.run_module(module, run_name="__main__", alter_sys=True)
