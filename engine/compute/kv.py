@@ -200,6 +200,15 @@ class KvLayout:
         return blocks_for(self.state_bytes, self.bytes_per_block(block_size))
 
 
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The memory of a pool. All of it is taken now: a pool that is too large fails at the start.
+
+    Zeros, not empty memory: a slot that the attention mask hides is still multiplied by its weight
+    of 0, and 0 x NaN is NaN.
+    """
+    return torch.zeros(tuple(shape), dtype=dtype, device=device)
+
+
 class KvPool:
     """Per layer one key and one value tensor (num_blocks, block_size, kv_heads, head_dim).
 
@@ -229,9 +238,7 @@ class KvPool:
         self.scratch_block = BlockId(num_blocks) if has_scratch else None
         num_all = num_blocks + 1 if has_scratch else num_blocks
         shape = (num_all, block_size, layout.num_kv_heads, width)
-        # Zeros, not empty memory: a slot that the attention mask hides is still multiplied by its
-        # weight of 0, and 0 x NaN is NaN.
-        self._all = torch.zeros((layout.num_planes, *shape), dtype=dtype, device=device)
+        self._all = zeros((layout.num_planes, *shape), dtype, device)
         self.keys = list(self._all[: layout.num_layers])
         # Latents are their own values. What stands behind them has no part in the sum that is used.
         self.values = list(self._all[-layout.num_layers :])
