@@ -21,6 +21,7 @@ from engine.cache.prefix_cache import PrefixCache
 from engine.cache.store_tier import StoreTier
 from engine.cache.worth import Worths
 from engine.clock import Clock
+from engine.heap import collector_off
 from engine.protocol.reports import Description, StoreRefusal, StoreStats
 from engine.refusal import StartRefused
 from engine.schedule.runner import Runner
@@ -154,7 +155,8 @@ def new_memory(
             raise StartRefused(f"ENGINE_ROLE={settings.role} needs the store: {refusal}") from None
         refused = refusal.reason
         log.warning("no store: the engine runs without", code=refused, reason=str(refusal))
-    tiers = _new_tiers(settings, parts, description, plan)
+    with collector_off():
+        tiers = _new_tiers(settings, parts, description, plan)
     if plan is None:
         return EngineMemory(tiers.cache, refused=refused)
     return EngineMemory(tiers.cache, _open_store(plan, tiers, parts, clock, wall))

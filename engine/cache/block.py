@@ -1,5 +1,6 @@
 """The block, the queue of blocks that nobody references, the entry that stands on blocks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -82,11 +83,14 @@ class BlockQueue:
     another block comes behind one in its chain, or the last one there goes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, blocks: Sequence[Block] = ()) -> None:
+        """It begins with `blocks`, which are in no queue and have no dependents."""
+        for block in blocks:
+            block.queue = self
         self.order = Order[Block](
-            lambda block: (block.last_use, -block.index) if block.queue is self else None
+            lambda block: (block.last_use, -block.index) if block.queue is self else None, blocks
         )
-        self._size = 0
+        self._size = len(blocks)
         self._best_effort: set[Block] = set()
 
     @property

@@ -4,7 +4,7 @@ A heap whose items may be out of date. Taking the first costs O(log n) for each 
 the item was pushed. A look at everything would cost a large cache milliseconds a step.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Generic, TypeVar
 
@@ -21,11 +21,16 @@ class Order(Generic[T]):
     is new or comes back, and a key that became less.
     """
 
-    def __init__(self, key_of: Callable[[T], Key | None]) -> None:
+    def __init__(self, key_of: Callable[[T], Key | None], items: Iterable[T] = ()) -> None:
+        """It begins as if each of `items` had been pushed, at a cost that is linear."""
         self._key_of = key_of
-        self._heap: list[tuple[Key, int, T]] = []
-        self._pushes = 0
-        self._limit = _SLACK
+        keys = ((key_of(item), item) for item in items)
+        self._heap: list[tuple[Key, int, T]] = [
+            (key, number, item) for number, (key, item) in enumerate(keys, 1) if key is not None
+        ]
+        heapify(self._heap)
+        self._pushes = len(self._heap)
+        self._limit = 2 * len(self._heap) + _SLACK
 
     def push(self, item: T) -> None:
         """Nothing happens if the item has no key now."""

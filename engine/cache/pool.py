@@ -112,7 +112,7 @@ class BlockPool:
         self._largest = Order[ScopeShare](
             lambda share: (-share.num_owned, 0) if share.is_reclaimable else None
         )
-        self._empty = BlockQueue()
+        self._empty = BlockQueue(self.blocks)
         self._index: dict[Digest, Block] = {}
         self._broken: list[Entry] = []
         # Blocks that could be allocated now.
@@ -132,8 +132,6 @@ class BlockPool:
         # Blocks that had a state, and now get keys and values: their memory must be zeros first.
         # Attention multiplies slots without a token by 0, and a state's bytes may read as NaN.
         self.to_clear: list[BlockId] = []
-        for block in self.blocks:
-            self._empty.append(block)
 
     # References.
 
