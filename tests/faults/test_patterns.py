@@ -72,7 +72,11 @@ def compiled_in(module: ModuleType) -> dict[str, Pattern]:
 
 def calls_in(source: Path) -> Iterator[tuple[ast.expr, ast.expr | None]]:
     """The pattern and the flags of each call that takes one, wherever it stands."""
-    for call in ast.walk(ast.parse(source.read_text("utf-8"))):
+    code = source.read_text("utf-8")
+    # Most files have none, and each process that collects tests reads them all.
+    if not re.search(r"\bre\.|\bpattern\b", code):
+        return
+    for call in ast.walk(ast.parse(code)):
         if not isinstance(call, ast.Call):
             continue
         named = {keyword.arg: keyword.value for keyword in call.keywords}
