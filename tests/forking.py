@@ -23,13 +23,6 @@ from unittest.mock import patch
 
 from scripts.stack import ROOT
 
-PRELOADED = ["engine.backends.native", "engine.backends.prepare.renderers",
-             "engine.backends.synthetic_renderer", "engine.__main__",
-             "gateway.__main__", "gateway.cli.serve",
-             "transformers.models.llama.modeling_llama", "aiosqlite", "uvicorn.lifespan.on",
-             "uvicorn.loops.auto", "uvicorn.protocols.http.auto",
-             "uvicorn.protocols.websockets.auto", "uvloop", "anyio._backends._asyncio",
-             "tests.forked_workers", "tests.preloaded"]  # fmt: skip
 PROGRAMS = ("engine", "gateway")
 # Libraries read other names when they are imported: a server that differs in one starts anew.
 OWN_NAMES = ("ENGINE_", "HOLDFAST_", "GATEWAY_", "OTEL_BSP_", "OTEL_EXPORTER_OTLP_",
@@ -45,7 +38,7 @@ _PR_SET_PDEATHSIG = 1
 def _context() -> Any:
     """Of a forkserver that has begun, with one thread for torch."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context.set_forkserver_preload(["tests.preloaded"])
     with patch.dict(os.environ, {THREADS: ONE}):
         multiprocessing.forkserver.ensure_running()
     return context
