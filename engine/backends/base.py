@@ -9,7 +9,7 @@ from engine.approximate.asking import Approximations
 from engine.backends.adapters import AdapterParts
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.backends.renderer import Renderer
-from engine.protocol import Capability, CountRequest, Done, Failed, Frame, GenerateRequest
+from engine.protocol import CountRequest, Done, Failed, Frame, GenerateRequest
 from engine.protocol.reports import Description, Guarantee
 from engine.schedule.request import Drafter
 from engine.schedule.runner import Runner, Work
@@ -104,7 +104,7 @@ class Parts:
     approximate: Approximations = field(default_factory=Approximations)
 
 
-def own_guarantees(capabilities: Collection[Capability], *, shared_by: str = "") -> list[Guarantee]:
+def own_guarantees(capabilities: Collection[str], *, shared_by: str = "") -> list[Guarantee]:
     """The guarantees of engines whose blocks are their own, or are leased inside vLLM.
 
     `shared_by` is what may give a scope another's content, where something does.

@@ -46,6 +46,7 @@ from engine.clock import Clock, ManualClock
 from engine.errors import InvalidRequest, NotFound, NotReady, Unsupported
 from engine.protocol import (
     TTLS,
+    Capability,
     ChainHeld,
     CountReply,
     DropReply,
@@ -451,12 +452,13 @@ class EngineBackend:
 
     def _whole(self, description: Description) -> Description:
         """The description with this start's epoch, the loop's capabilities and the guarantees."""
-        capabilities = [*description.capabilities, "lookback_to"]
+        added: list[Capability] = ["lookback_to"]
         unkept = {promise.name for promise in description.guarantees if not promise.is_kept}
         if "isolation" not in unkept:
-            capabilities.append("cache_salt")
+            added.append("cache_salt")
         if isinstance(self._clock, ManualClock):
-            capabilities.append("manual_clock")
+            added.append("manual_clock")
+        capabilities = [*description.capabilities, *added]
         return msgspec.structs.replace(
             description,
             epoch=self._events.epoch,

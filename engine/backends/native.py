@@ -21,7 +21,7 @@ from engine.compute.place import find_turns
 from engine.compute.runner import TorchRunner
 from engine.compute.scorers import REPEAT, REPEAT_PART, Instructions
 from engine.compute.speculate import NgramDrafter
-from engine.protocol import SAMPLING_CAPABILITIES, Capability, Message, Prompt, TextPart
+from engine.protocol import NATIVE_AND_VLLM, Capability, Message, Prompt, TextPart
 from engine.protocol.reports import Description
 from engine.schedule.scheduler import most_running
 from engine.settings import Settings
@@ -179,7 +179,7 @@ def _description(
         "block_map": True,
         "multiple_choices": True,
         "own_template": True,
-        **dict.fromkeys(SAMPLING_CAPABILITIES, True),
+        **dict.fromkeys(NATIVE_AND_VLLM, True),
         "logprobs": True,
         "service_class": True,
         "strict_tools": renderer.tool_format is not None and renderer.can_trigger,

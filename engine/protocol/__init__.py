@@ -39,7 +39,7 @@ from engine.protocol.bounds import (
     MAX_STOP_TOKENS,
     NotNegative,
 )
-from engine.protocol.capabilities import Capability, GuaranteeName
+from engine.protocol.capabilities import CAPABILITIES, Capability, GuaranteeName
 from engine.protocol.controls import (
     CancelReply,
     CancelRequest,
@@ -114,7 +114,7 @@ from engine.protocol.requests import (
     ServiceClass,
     ToolChoice,
 )
-from engine.protocol.sampling import NEUTRAL, SAMPLING_CAPABILITIES, Sampling
+from engine.protocol.sampling import NATIVE_AND_VLLM, NEUTRAL, Sampling
 from engine.protocol.ttls import (
     FIRST_TTLS,
     LONGEST_SECONDS,
@@ -129,6 +129,7 @@ from engine.protocol.usage import WRITE_FIELDS, CacheUsage, InputUsage, split_wr
 
 __all__ = [
     "ALLOWED_TOOLS",
+    "CAPABILITIES",
     "DEFAULT_RECOMPUTE",
     "DEFAULT_SCORER",
     "EPOCH_HEADER",
@@ -151,9 +152,9 @@ __all__ = [
     "MAX_RECOMPUTE",
     "MAX_RECORD_BYTES",
     "MAX_STOP_TOKENS",
+    "NATIVE_AND_VLLM",
     "NEUTRAL",
     "PROTOCOL_VERSION",
-    "SAMPLING_CAPABILITIES",
     "SCOPE_HEADER",
     "SCORERS",
     "SHARE_PARTS",

@@ -6,7 +6,7 @@ older engine's description has none, which means false, and an older gateway ign
 `lookback_to` is a capability though all have it: it is older than this rule.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 Capability = Literal[
     "copy_on_write",
@@ -31,5 +31,6 @@ Capability = Literal[
     "cache_salt",
     "images",
 ]
+CAPABILITIES: tuple[Capability, ...] = get_args(Capability)
 
 GuaranteeName = Literal["exact_read", "exact_write", "hold", "isolation", "events", "forced_tools"]

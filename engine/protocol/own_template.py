@@ -1,25 +1,17 @@
-"""What an engine can't do whose model's server renders prompts with a template of its own."""
+"""What a prompt can't have where the model's server renders it with a template of its own."""
 
 from collections.abc import Iterator
 from typing import Literal
 
 from engine.protocol.prompts import Prompt
-from engine.protocol.sampling import Sampling
 
-OwnTemplateField = Literal["prompt.text", "messages", "ignore_eos", "top_k"]
+OwnTemplateField = Literal["prompt.text", "messages"]
 
 
-def needs_own_template(prompt: Prompt, sampling: Sampling) -> Iterator[OwnTemplateField]:
-    """The fields of a request that an engine without the capability `own_template` refuses.
-
-    They are a raw prompt, a last message of the assistant that is to be continued, and two that
-    such a server can't be told.
-    """
+def needs_own_template(prompt: Prompt) -> Iterator[OwnTemplateField]:
+    """The fields of a prompt that an engine without the capability `own_template` refuses: a raw
+    prompt, and a last message of the assistant that is to be continued."""
     if prompt.text is not None:
         yield "prompt.text"
     if prompt.messages and prompt.messages[-1].role == "assistant":
         yield "messages"
-    if sampling.ignore_eos:
-        yield "ignore_eos"
-    if sampling.top_k:
-        yield "top_k"

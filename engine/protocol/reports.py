@@ -6,6 +6,7 @@ from typing import Literal, get_args
 import msgspec
 
 from engine.protocol import (
+    CAPABILITIES,
     FIRST_TTLS,
     PROTOCOL_VERSION,
     BestEffortReason,
@@ -133,7 +134,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     # Entries sit at multiples of so many tokens; 1 is exact to the token.
     granularity: int
     min_cache_tokens: int
-    capabilities: list[Capability]
+    # A gateway or a dashboard may not know all of them.
+    capabilities: Sequence[str]
     # Whether tools are rendered before the system prompt, or where the model's template has them.
     prefix_order: Literal["tools_first", "template"] = "template"
     tool_format: str | None = None
@@ -173,6 +175,11 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     # `/v1/drop` may say who asks, and `/v1/entries` answers page by page: both came in one version.
     takes_releases: bool = False
     protocol_version: int = PROTOCOL_VERSION
+
+    @property
+    def known_capabilities(self) -> frozenset[Capability]:
+        """Its capabilities, without those of a later version than this code."""
+        return frozenset(name for name in CAPABILITIES if name in self.capabilities)
 
 
 class BlockStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """How the tokens of an answer are drawn."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated
 
 import msgspec
@@ -17,6 +17,18 @@ from engine.protocol.bounds import (
 from engine.protocol.capabilities import Capability
 
 
+# What a new field needs:
+# - its place in `Sampling`, and its value in NEUTRAL if it shapes a draw. `SampleParams`
+#   (`schedule/runner.py`) then has a field of that name, and a model may come with a value of it;
+# - its capability: here, in `Capability`, and in the table of `PROTOCOL.md`;
+# - each backend that can. The native engine draws in `compute/sampler.py`; what no CUDA graph draws
+#   has a line in `compute/graphs/rule.py`. `vllm_sampling` (`backends/external.py`) tells vLLM, and
+#   the body of a request tells a server (`backends/upstream/servers.py`);
+# - where these declare it: NATIVE_AND_VLLM, `backends/native.py`, `backends/vllm/backend.py`, and
+#   the servers' `Facts`;
+# - a field of that name in the requests of the dialects that have it (`gateway/dialects`). Another
+#   name is a line of SAMPLING_NAMES in `gateway/prompt/ask.py`.
+# The check of what an engine can do, the refusal by name and the defaults follow these.
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How each token of an answer is drawn, and where the answer ends.
 
@@ -68,6 +80,11 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
             if getattr(self, name) not in silent
         ]
 
+    def within(self, capabilities: Collection[str]) -> "Sampling":
+        """The same without the fields that an engine of these capabilities does not honour."""
+        beyond = [name for name, need in _CAPABILITIES.items() if need not in capabilities]
+        return msgspec.structs.replace(self, **{name: getattr(_UNSET, name) for name in beyond})
+
 
 NEUTRAL: Mapping[str, float] = {
     "temperature": 1.0,
@@ -78,19 +95,30 @@ NEUTRAL: Mapping[str, float] = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-"""How a token is drawn where neither the request nor the model's makers say."""
+"""How a token is drawn where neither the request nor the model's makers say.
 
+Each name is a field of `Sampling` and `SampleParams`: `new_samples` (`backends/queries.py`) makes
+the second of the first by these names.
+"""
+
+_OF_THEIR_NAME: tuple[Capability, ...] = (
+    "repetition_penalty",
+    "min_p",
+    "stop_token_ids",
+    "min_tokens",
+    "allowed_token_ids",
+    "logprobs",
+)
+"""The fields whose capability has their name."""
+# By field, the one that an engine must have to honour it.
 _CAPABILITIES: dict[str, Capability] = {
     "num_choices": "multiple_choices",
     "logit_bias": "penalties",
     "presence_penalty": "penalties",
     "frequency_penalty": "penalties",
-    "repetition_penalty": "repetition_penalty",
-    "min_p": "min_p",
-    "stop_token_ids": "stop_token_ids",
-    "min_tokens": "min_tokens",
-    "allowed_token_ids": "allowed_token_ids",
-    "logprobs": "logprobs",
+    "ignore_eos": "own_template",
+    "top_k": "own_template",
+    **{capability: capability for capability in _OF_THEIR_NAME},
 }
 _UNSET = Sampling(max_tokens=None)
 # Each field with its capability and the values that ask for nothing.
@@ -99,7 +127,7 @@ _NEEDS: list[tuple[str, Capability, tuple[object, ...]]] = [
     for name, capability in _CAPABILITIES.items()
 ]
 
-SAMPLING_CAPABILITIES: tuple[Capability, ...] = (
+NATIVE_AND_VLLM: tuple[Capability, ...] = (
     "penalties",
     "repetition_penalty",
     "min_p",
@@ -107,4 +135,4 @@ SAMPLING_CAPABILITIES: tuple[Capability, ...] = (
     "min_tokens",
     "allowed_token_ids",
 )
-"""What an engine can do that draws each token itself, or tells another program how."""
+"""The capabilities of this page that the native engine and vLLM both have."""

@@ -94,7 +94,7 @@ class BatchRows:
             return 0
         most = max(int((description.max_running or _UNTOLD_RUNNING) * _IDLE_SHARE), 1)
         room = most - load.num_running
-        if "service_class" in description.capabilities:
+        if "service_class" in description.known_capabilities:
             return room
         if load.seconds_without_turns(self._monotonic()) < LATELY_SECONDS:
             room = min(room, FEW - load.num_rows)

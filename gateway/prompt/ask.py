@@ -208,7 +208,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         monotonic clock."""
         sampling = self.sampling
         can_wait = "service_class" in capabilities
-        # Where an engine without one of these two would be an error, routing has refused the turn.
+        # These two may be dropped here: where dropping one would make the answer wrong, routing has
+        # already refused the turn.
         if sampling.logprobs is not None and "logprobs" not in capabilities:
             sampling = msgspec.structs.replace(sampling, logprobs=None)
         if "own_template" not in capabilities:

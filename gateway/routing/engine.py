@@ -182,8 +182,8 @@ class Engine:
         return self.description.epoch if self.is_ready and self.description else None
 
     @property
-    def capabilities(self) -> list[Capability]:
-        return self.description.capabilities if self.description else []
+    def capabilities(self) -> frozenset[Capability]:
+        return self.description.known_capabilities if self.description else frozenset()
 
     @property
     def is_isolated(self) -> bool:

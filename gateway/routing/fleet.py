@@ -94,7 +94,7 @@ class Fleet:
             {
                 description.model
                 for description in described
-                if "images" in description.capabilities
+                if "images" in description.known_capabilities
             },
             default=self.ids.default,
             known=[] if len(described) == len(self.engines) else self.ids.models,

@@ -26,7 +26,7 @@ from xxhash import xxh3_64_intdigest
 from engine.protocol import OwnTemplateField, Started, needs_own_template
 from engine.protocol.reports import STILL_MEASURING, Description, why_refused
 from gateway.base.errors import DemandRefused, InvalidRequest, NoEngineReady, StillMeasuring
-from gateway.prompt.ask import Ask
+from gateway.prompt.ask import Api, Ask
 from gateway.routing.breaker import Breaker
 from gateway.routing.held import NOTHING, STALE_SECONDS, Copied, Coverage, Ends, Holdings
 
@@ -48,6 +48,9 @@ HAND_OVER_TOKENS = 512.0
 _FIRST_TOKENS = 1024.0
 _FIRST_BYTES = 4096.0
 _FADING = 0.98
+_WISHES: frozenset[tuple[Api, str]] = frozenset({("responses", "logprobs"), ("gemini", "top_k")})
+"""Fields of the sampling that an engine may ignore, by API. Gemini's clients send `top_k` by
+themselves."""
 """With each answered prompt the sums of those before are multiplied by this."""
 
 
@@ -454,7 +457,7 @@ def likely_holders(route: Route[EngineT], ready: Iterable[EngineT]) -> list[Engi
 def check_capabilities(ask: Ask, description: Description) -> None:
     """Raise InvalidRequest that names the first thing that this engine can't do, or StillMeasuring
     where it does not know yet whether it may."""
-    can = description.capabilities
+    can = description.known_capabilities
     mode = ask.tool_choice.mode
     if ask.plan.prompt.images and "images" not in can:
         first = next(iter(ask.plan.image_paths.values()))
@@ -472,8 +475,7 @@ def check_capabilities(ask: Ask, description: Description) -> None:
         if getattr(ask, demanded) is not None and "structured_output" not in can:
             raise DemandRefused(f"{demanded}: not supported by this model")
     for name, capability in ask.sampling.needs:
-        # In the Responses API log probabilities are a wish.
-        if capability not in can and (ask.dialect, name) != ("responses", "logprobs"):
+        if capability not in can and (ask.dialect, name) not in _WISHES:
             raise InvalidRequest(f"{ask.path_of(name)}: not supported by this model")
     # Of many documents each number of recomputed tokens is looked up once.
     demands = [] if ask.plan.approximate is None else ask.plan.approximate.demands
@@ -495,13 +497,9 @@ def _check_foreign_template(ask: Ask) -> None:
     words: dict[OwnTemplateField, str] = {
         "prompt.text": "prompt: raw prompts are",
         "messages": f"{turns}: going on with a last message of the assistant is",
-        "ignore_eos": "ignore_eos:",
-        "top_k": "top_k:",
     }
-    for need in needs_own_template(ask.plan.prompt, ask.sampling):
-        # In Gemini's API it is a wish: its clients send it by themselves.
-        if (need, ask.dialect) != ("top_k", "gemini"):
-            raise InvalidRequest(f"{words[need]} not supported by this model's server")
+    for need in needs_own_template(ask.plan.prompt):
+        raise InvalidRequest(f"{words[need]} not supported by this model's server")
 
 
 def marked_tokens(ask: Ask, ends: Ends) -> int:

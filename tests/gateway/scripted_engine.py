@@ -67,7 +67,7 @@ class ScriptedEngine:
     acked: list[str] = field(default_factory=list)
     final: dict[str, protocol.FinalCounts] = field(default_factory=dict)
     running: dict[str, asyncio.Event] = field(default_factory=dict)
-    capabilities: tuple[protocol.Capability, ...] = tuple(
+    capabilities: tuple[str, ...] = tuple(
         capability for capability in get_args(protocol.Capability) if capability != "images"
     )
     entries: set[tuple[str, int, str]] = field(default_factory=set)

@@ -67,8 +67,6 @@ from engine.text.rendered import KnownDays, RenderedPrompt, SegmentSpan
 _OWN_TEMPLATE: dict[OwnTemplateField, str] = {
     "prompt.text": "prompt.text: a raw prompt",
     "messages": "messages: a last message of the assistant, to be continued,",
-    "ignore_eos": "ignore_eos",
-    "top_k": "top_k",
 }
 MAX_SEGMENTS = 100_000
 """Tools, system blocks and message parts of one request."""
@@ -122,18 +120,22 @@ def _check_capabilities(request: GenerateRequest, description: Description) -> N
         "structured_output": request.constrains_text,
         "thinking": request.thinking,
         "images": bool(request.prompt.images),
-        **{capability: True for _, capability in request.sampling.needs},
     }
     for capability, is_needed in needed.items():
         if is_needed and capability not in description.capabilities:
             raise Unsupported(f"this engine does not declare the capability {capability!r}")
+    for field, capability in request.sampling.needs:
+        if capability not in description.capabilities:
+            raise Unsupported(
+                f"{field}: this engine does not declare the capability {capability!r}"
+            )
     if "own_template" not in description.capabilities:
         _check_foreign_template(request)
 
 
 def _check_foreign_template(request: GenerateRequest) -> None:
     """The model's server renders its own prompts, which takes some things away."""
-    for field in needs_own_template(request.prompt, request.sampling):
+    for field in needs_own_template(request.prompt):
         raise Unsupported(
             f"{_OWN_TEMPLATE[field]} is not supported: the model's server renders its own prompts"
         )

@@ -639,7 +639,8 @@ class UpstreamBackend(EngineBackend):
             prefix_order=renderer.prefix_order,
             tool_format=renderer.tool_format,
             reasoning_format=renderer.reasoning_format,
-            default_sampling=files.sampling,
+            # The server is not sent the others.
+            default_sampling=files.sampling.within(capabilities),
             max_running=facts.max_running,
             longest_token_bytes=longest_token_bytes(renderer.tokenizer),
             identity=identity_of(settings.model, renderer, server=facts.model),

@@ -32,7 +32,7 @@ from engine.backends.upstream.server import (
     decoded,
 )
 from engine.cache.ids import TokenId
-from engine.protocol import SAMPLING_CAPABILITIES, FinishReason
+from engine.protocol import NATIVE_AND_VLLM, FinishReason
 
 MODELS = "/v1/models"
 FAILURES: dict[str, type[UpstreamError]] = {"abort": UpstreamAborted, "error": UpstreamError}
@@ -404,7 +404,7 @@ class VllmServer(ChatServer):
             block_size=_number(labels.get("block_size")),
             num_blocks=_number(labels.get("num_gpu_blocks")),
             fingerprint=f"{model.what} {started}",
-            capabilities=frozenset({"multiple_choices", *SAMPLING_CAPABILITIES}),
+            capabilities=frozenset({"multiple_choices", *NATIVE_AND_VLLM}),
         )
 
     async def fingerprint(self) -> str:

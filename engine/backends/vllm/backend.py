@@ -33,7 +33,7 @@ from engine.cache.digests import ChainHasher
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.clock import Clock
 from engine.errors import EngineError
-from engine.protocol import SAMPLING_CAPABILITIES, Image, Message, Prompt, TextPart
+from engine.protocol import NATIVE_AND_VLLM, Image, Message, Prompt, TextPart
 from engine.protocol.reports import Description, LeaseStats, Stats
 from engine.refusal import StartRefused
 from engine.schedule.accounting import Accounting
@@ -346,7 +346,7 @@ def _description(
             {
                 "multiple_choices": True,
                 "own_template": True,
-                **dict.fromkeys(SAMPLING_CAPABILITIES, True),
+                **dict.fromkeys(NATIVE_AND_VLLM, True),
                 "service_class": config.scheduler_config.policy == "priority",
             },
         ),

@@ -1,5 +1,6 @@
 """From the wire to what the cache works with: offsets, names, limits."""
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
 from engine.errors import InvalidRequest, PromptTooLong
 from engine.protocol import (
+    NEUTRAL,
     Breakpoint,
     Document,
     GenerateRequest,
@@ -31,6 +33,7 @@ from engine.protocol import (
     ToolUsePart,
 )
 from engine.protocol.reports import Technique
+from engine.schedule.runner import SampleParams
 from engine.text.rendered import SegmentSpan
 from tests.engine.backends.local import description, request
 
@@ -134,6 +137,17 @@ def test_choices_draw_differently_and_a_seed_makes_them_repeatable() -> None:
     free = seeds(num_choices=2)
     assert free == seeds(num_choices=2)
     assert len({*free, *seeds("other", num_choices=2)}) == 4
+
+
+def test_what_shapes_a_draw_is_a_field_of_requests_and_of_draws() -> None:
+    draws = {one.name for one in fields(SampleParams)}
+    assert NEUTRAL.keys() <= draws & {*Sampling.__struct_fields__}
+    [neutral] = new_samples(ask("a", sampling=Sampling(max_tokens=1)), description())
+    assert {name: getattr(neutral, name) for name in NEUTRAL} == NEUTRAL
+    for name in NEUTRAL:
+        said = Sampling(max_tokens=1, **{name: 0.5})
+        [drawn] = new_samples(ask("a", sampling=said), description())
+        assert getattr(drawn, name) == 0.5
 
 
 def keeping(keep: float) -> dict[str, Any]:

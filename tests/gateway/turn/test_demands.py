@@ -3,6 +3,7 @@
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -19,6 +20,7 @@ from engine.protocol import (
     UnheldTool,
 )
 from gateway.base.logs import bound_request_id
+from gateway.structs.fleet import EngineReport
 from tests.gateway.bodies import SHORT, body, text, told, tool
 from tests.gateway.conftest import Stack
 from tests.gateway.openai_bodies import LOOK, MESSAGES, MODEL, chat
@@ -224,6 +226,19 @@ def test_what_the_engine_or_its_servers_template_cannot_do_is_refused_by_the_fie
         [ignored] = reply.json()["holdfast"]["ignored"]
         assert ignored["path"] == "generationConfig.topK"
         assert engine.requests[0].sampling.top_k is None
+
+
+def test_an_engine_may_have_capabilities_that_its_gateway_does_not_know(tmp_path: Any) -> None:
+    engine = ScriptedEngine(capabilities=("tools", "of_a_later_version"))
+    with serve(engine) as engine_url, serve_gateway(tmp_path, engine_url) as url:
+        stack = Stack(url, engine, tmp_path)
+        assert told(chat(stack, tools=[LOOK])) == []
+        assert len(engine.requests) == 1
+        assert "output_config" in refused(stack, output_config=FORMAT)
+        [report] = msgspec.json.decode(stack.admin("engines").content, type=list[EngineReport])
+        assert report.description is not None
+        assert report.description.known_capabilities == {"tools"}
+        assert tuple(report.description.capabilities) == engine.capabilities
 
 
 def test_more_tokens_than_the_context_has_are_told_and_never_an_error(stack: Stack) -> None:
