@@ -24,6 +24,7 @@ from gateway.structs.usage import (
     Turn,
     TurnContent,
     TurnPage,
+    is_error,
 )
 
 PAGE = 200
@@ -232,7 +233,7 @@ def draw_sentence(turns: Sequence[Turn], chosen: Selection) -> None:
         parts.hero(f"**No request** of {chosen.words} matches.")
         return
     num_read = sum(turn.cache_read_tokens > 0 for turn in turns)
-    num_failed = sum(turn.outcome.endswith("_error") for turn in turns)
+    num_failed = sum(is_error(turn.outcome) for turn in turns)
     count = formats.counted(len(turns), "request")
     parts.hero(
         f"**{num_read:,} of the newest {count} read from the cache**, {num_failed:,} failed."

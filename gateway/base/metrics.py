@@ -79,8 +79,12 @@ _SUMS_OF_VLLM: Mapping[str, Collection[str]] = {
     "vllm:prefix_cache_queries": _INPUT_CLASSES,
     "vllm:generation_tokens": {"output"},
 }
-FAILED_OUTCOMES = ("api_error", "timeout_error", "gateway_killed")
-"""Outcomes that are a fault of an engine or a gateway, whatever status was sent before."""
+FAULT_OUTCOMES = ("api_error", "timeout_error", "gateway_killed")
+"""Outcomes that are a fault of an engine or a gateway, whatever status was sent before.
+
+They are not the failed turns of the ledger (`is_error`): an error may be the client's fault, and a
+gateway that was killed answered with none.
+"""
 MAX_MODELS = 100
 MetricT = TypeVar("MetricT", Counter, Histogram)
 _UNKNOWN = "unknown"
@@ -344,7 +348,7 @@ class Metrics:
         # do the outcomes of failures: without a failure their share is 0, and not unknown.
         for token_class in TOKEN_CLASSES:
             self.count("tokens", token_class, name, amount=0)
-        for outcome in FAILED_OUTCOMES:
+        for outcome in FAULT_OUTCOMES:
             self.count("turns", outcome, name, amount=0)
         return name
 

@@ -9,7 +9,7 @@ from gateway.structs.usage import NOT_DELIVERED, TurnMark
 
 MODEL_CHARACTERS = 128
 """The width of the ledger's column."""
-CLIENT_LEFT = "client_disconnect"
+CLIENT_DISCONNECT = "client_disconnect"
 _ERROR = 400
 
 
@@ -135,7 +135,7 @@ class TurnRecord(InputUsage, kw_only=True, omit_defaults=True):
         pays it as uncached input. Nobody pays it where the engine or the gateway failed."""
         leg = self.first_leg
         self.computed_tokens = num_tokens + (leg.computed_tokens if leg else 0)
-        if self.outcome != CLIENT_LEFT:
+        if self.outcome != CLIENT_DISCONNECT:
             return
         if leg is None:
             self.input_tokens = num_tokens

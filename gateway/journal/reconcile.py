@@ -22,7 +22,7 @@ from gateway.base.background import pause
 from gateway.base.errors import GatewayError, LedgerUnavailable
 from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
-from gateway.base.record import CLIENT_LEFT, TurnRecord, turn_of
+from gateway.base.record import CLIENT_DISCONNECT, TurnRecord, turn_of
 from gateway.base.row_ids import is_try
 from gateway.journal.drain import Known
 from gateway.journal.lost import LostTurns
@@ -259,7 +259,11 @@ class Reconciler:
                 continue
             record.engine = engine.name
             record.epoch = final.epoch
-            if final.usage is not None and record.is_first_leg and record.outcome != CLIENT_LEFT:
+            if (
+                final.usage is not None
+                and record.is_first_leg
+                and record.outcome != CLIENT_DISCONNECT
+            ):
                 record.take_prefill(final.usage.computed_tokens)
             elif final.usage is not None:
                 record.take_usage(record.over_legs(final.usage))

@@ -36,6 +36,7 @@ from gateway.ledger.schema import (
     ReasonRollupRow,
     TurnRollupRow,
     TurnRow,
+    ended_in_error,
 )
 from gateway.prices.price import PROMPT_BANDS
 from gateway.structs.usage import JUDGED_TTLS, NOT_DELIVERED
@@ -94,7 +95,7 @@ def measures() -> dict[str, sa.ColumnElement[int]]:
     return {
         "requests": sa.func.count(),
         "requests_with_read": sa.func.count().filter(TurnRow.cache_read_tokens > 0),
-        "errors": sa.func.count().filter(TurnRow.outcome.endswith("_error", autoescape=True)),
+        "errors": sa.func.count().filter(ended_in_error()),
         "unpriced": sa.func.count().filter(TurnRow.cost_nano.is_(None)),
         **{name: _total(getattr(TurnRow, name)) for name in _TOKENS},
         "automatic_input_tokens": _total(sa.case((reused > 0, reused), else_=0)),

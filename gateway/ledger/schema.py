@@ -121,11 +121,16 @@ class CacheColumns:
 
 
 IS_ERROR = "outcome LIKE '%error'"
-"""The condition of turns that ended in an error. A query must have these very words: the index is
-used for no others."""
+"""The condition of turns that ended in an error, as `is_error` in `structs/usage.py`. A query must
+have these very words: the index is used for no others."""
 IS_SAMPLED = "substr(id, 31) = '00'"
 """The condition of one turn in 256, by the random end of its id. A sample takes these turns first,
 so the sample of a large range is found among few. It has an index in the same way."""
+
+
+def ended_in_error() -> sa.ColumnElement[bool]:
+    """IS_ERROR, for a query of turns."""
+    return sa.text(IS_ERROR)  # type: ignore[return-value]
 
 
 class TurnRow(CacheColumns, Base):

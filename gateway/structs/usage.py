@@ -17,13 +17,22 @@ NOT_DELIVERED = "not delivered"
 are the engine's work, which sums by price tell apart."""
 
 
+def is_error(outcome: str) -> bool:
+    """Whether a turn failed: its outcome is the type of an error."""
+    return outcome.endswith("error")
+
+
 # What a new measure of these sums must touch:
 # - its expression over turns, in `ledger/rollups.py` (`measures`);
-# - its column in `ledger/schema.py` (`TurnRollupRow`), with a revision in `migrations/versions`;
+# - its column in `ledger/schema.py` (`TurnRollupRow`), and REVISION there, with a revision in
+#   `migrations/versions` that fills the sums of before from their turns;
 # - its field here;
-# - where it has a tile: its line in `admin/meanings.toml`, and the tile in `dashboard/views`.
+# - its reference in `tests/gateway/ledger/test_sums.py`;
+# - where it has a tile: its line in `admin/meanings.toml`, the tile in `dashboard/views`, and the
+#   tile's row in `tests/dashboard/test_figures_add_up.py`.
 # A measure over a new fact of turns needs that too: a field of `TurnRecord`, and of `TurnRow`.
-# Drains, rebuilds, reads, exports and the API follow these.
+# Drains, rebuilds, reads, exports and the API follow these. A Prometheus counter of turns is apart
+# from these: it counts in `Metrics.count_turn`.
 class Totals(InputUsage, kw_only=True):
     """Sums over turns.
 

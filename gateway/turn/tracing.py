@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from engine.protocol import Started
 from gateway.base.errors import ClientGone, GatewayError
-from gateway.base.record import CLIENT_LEFT, MODEL_CHARACTERS, TurnRecord
+from gateway.base.record import CLIENT_DISCONNECT, MODEL_CHARACTERS, TurnRecord
 from gateway.base.traces import Traces, Value, fail, trace_headers
 from gateway.prompt.ask import Ask, Origin
 
@@ -172,7 +172,7 @@ class SpannedTurn(TurnTrace):
                 self._span.set_attributes({n: v for n, v in attributes.items() if v is not None})
             if failure is not None:
                 fail(self._span, failure.type)
-            elif record is not None and record.outcome == CLIENT_LEFT:
+            elif record is not None and record.outcome == CLIENT_DISCONNECT:
                 fail(self._span, ClientGone.__name__)
             self._span.end()
 

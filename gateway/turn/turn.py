@@ -19,7 +19,7 @@ from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError, GatewayStopped, JournalUnavailable
 from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
-from gateway.base.record import CLIENT_LEFT, MODEL_CHARACTERS, TurnRecord
+from gateway.base.record import CLIENT_DISCONNECT, MODEL_CHARACTERS, TurnRecord
 from gateway.journal.contents import Content
 from gateway.journal.drain import Billing
 from gateway.journal.reconcile import Reconciler
@@ -125,7 +125,7 @@ class TurnService:
                     turn.fail(GatewayStopped())
                     permit.is_open = not turn.is_refused
                 else:
-                    turn.outcome = CLIENT_LEFT
+                    turn.outcome = CLIENT_DISCONNECT
                 raise
             finally:
                 self._leave(turn)
@@ -310,7 +310,7 @@ class TurnService:
         record.outcome = turn.outcome
         if record.status is None and turn.is_streaming:
             record.status = OK
-        elif record.status is None and turn.outcome != CLIENT_LEFT:
+        elif record.status is None and turn.outcome != CLIENT_DISCONNECT:
             record.status = GatewayError.status  # a failure that nobody foresaw
         record.duration_seconds = self._seconds(turn)
         if not turn.may_run:

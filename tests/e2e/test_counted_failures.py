@@ -9,7 +9,7 @@ import httpx
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.base.metrics import FAILED_OUTCOMES
+from gateway.base.metrics import FAULT_OUTCOMES
 from scripts.bench.load import MESSAGES, headers_of
 from scripts.stack import API_KEY, ROOT
 from tests.e2e.fleet import running_fleet
@@ -48,7 +48,7 @@ def test_a_stream_that_its_engines_end_cuts_is_a_turn_that_failed(tmp_path: Path
     with running_fleet(tmp_path, 1, 1, SLOW) as fleet:
         url = fleet.gateway.url
         before = turns_by_outcome(url)
-        assert {before[outcome] for outcome in FAILED_OUTCOMES} == {0}
+        assert {before[outcome] for outcome in FAULT_OUTCOMES} == {0}
         body: dict[str, Any] = {
             "model": "synthetic",
             "stream": True,
@@ -68,4 +68,4 @@ def test_a_stream_that_its_engines_end_cuts_is_a_turn_that_failed(tmp_path: Path
         eventually(lambda: turns_by_outcome(url)["api_error"] == 1)
     wanted = asked_outcomes()
     assert len(wanted) == 3, "two alerts and a panel"
-    assert all(outcomes == set(FAILED_OUTCOMES) for outcomes in wanted)
+    assert all(outcomes == set(FAULT_OUTCOMES) for outcomes in wanted)

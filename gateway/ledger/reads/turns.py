@@ -13,7 +13,7 @@ from engine.protocol import InputUsage
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads.sums import Range
 from gateway.ledger.rollups import prompt_tokens, written_tokens
-from gateway.ledger.schema import IS_ERROR, IS_SAMPLED, EpochRow, TurnRow
+from gateway.ledger.schema import IS_SAMPLED, EpochRow, TurnRow, ended_in_error
 from gateway.structs.fleet import Epoch, Lost
 from gateway.structs.usage import Sample, Turn, TurnMark, TurnPage
 
@@ -40,7 +40,7 @@ class TurnFilter:
         """The conditions that an index covers, in the order of a page."""
         conditions: list[ColumnElement[bool]] = []
         if self.outcome == "error":
-            conditions.append(text(IS_ERROR))  # type: ignore[arg-type]
+            conditions.append(ended_in_error())
         elif self.outcome:
             conditions.append(TurnRow.outcome == self.outcome)
         if self.miss_reason == "any":

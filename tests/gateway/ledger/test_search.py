@@ -3,13 +3,18 @@
 import random
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import get_args
 
 import pytest
 
-from gateway.base.record import TurnRecord
+from engine.protocol import FinishReason
+from gateway.base.errors import GatewayError, TooLarge
+from gateway.base.record import CLIENT_DISCONNECT, TurnRecord
+from gateway.journal.rebuilt import OUTCOME as LOST
 from gateway.ledger.database import Ledger
-from gateway.ledger.reads.sums import Range
+from gateway.ledger.reads.sums import Queries, Range
 from gateway.ledger.reads.turns import Cursor, TurnFilter, page_of
+from gateway.structs.usage import is_error
 from tests.gateway.records import turn_record
 
 pytestmark = pytest.mark.anyio
@@ -88,6 +93,27 @@ async def test_pages_have_each_turn_that_matches_once_and_in_order(ledger: Ledge
             assert ids == matching, (name, max_searched)
             if max_searched == 7 and which.miss_reason is None:
                 assert num_pages >= NUM_TURNS // 7, f"{name}: a page looked at all"
+
+
+def error_types(of: type[GatewayError] = GatewayError) -> set[str]:
+    return {of.type}.union(*(error_types(kind) for kind in of.__subclasses__()))
+
+
+async def test_failed_turns_are_the_same_in_the_sums_and_in_the_explorer(ledger: Ledger) -> None:
+    """An outcome is a finish reason, the type of an error, or what became of client or gateway."""
+    # The size of a body is looked at before there is a turn.
+    failed = error_types() - {TooLarge.type}
+    assert len(failed) > 5 and all(map(is_error, failed))
+    others = {*get_args(FinishReason), CLIENT_DISCONNECT, LOST, "gateway_killed"}
+    known = [
+        turn_record(f"msg_{number:04}", outcome=outcome, opened_at=START)
+        for number, outcome in enumerate(sorted(failed | others))
+    ]
+    await ledger.insert_turns(known)
+    ids, _ = await paged(ledger, TurnFilter(outcome="error"), NUM_TURNS)
+    assert {*ids} == {turn.id for turn in known if turn.outcome in failed}
+    assert {*ids} == {turn.id for turn in known if is_error(turn.outcome)}
+    assert (await Queries(ledger).totals(ALL)).errors == len(failed)
 
 
 async def paged(ledger: Ledger, which: TurnFilter, max_searched: int) -> tuple[list[str], int]:

@@ -24,7 +24,7 @@ from engine.protocol import WRITE_FIELDS
 from engine.protocol.reports import BlockStats, Description
 from engine.supervisor import Supervisor as EngineSupervisor
 from gateway.admin.routes import CONTROLLERS
-from gateway.base.metrics import FAILED_OUTCOMES, MAX_MODELS, EngineState, Metrics
+from gateway.base.metrics import FAULT_OUTCOMES, MAX_MODELS, EngineState, Metrics
 from gateway.conditions.kinds import KINDS
 from scripts.docs import monitoring
 from scripts.stack import ADMIN_KEY, API_KEY, running_stack
@@ -531,7 +531,7 @@ def test_failures_are_counted_from_none_on() -> None:
     metrics = Metrics()
     metrics.show_engines({"one": EngineState(True, False, "closed", 0, "m")})
     text = metrics.exposition().decode()
-    for outcome in FAILED_OUTCOMES:
+    for outcome in FAULT_OUTCOMES:
         assert f'turns_total{{model="m",outcome="{outcome}"}} 0.0' in text
 
 
