@@ -1,6 +1,7 @@
 """What a request may demand of the output: a call, one call, JSON of a schema."""
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -138,3 +139,26 @@ def test_a_tool_that_cannot_be_forced_is_named_and_can_still_be_offered(engine: 
     assert refused.value.status == 400
     assert "strange" in refused.value.reply["message"]
     assert answer(engine, with_tools(engine, ToolChoice(), tools)).finished
+
+
+@pytest.mark.parametrize("pattern", ["(yes|no/maybe)", "[a-c]{3}\n\\d{2}(/x){2}", "\\x{28}\\x{e9}"])
+def test_a_text_matches_the_pattern_as_a_whole(engine: Engine, pattern: str) -> None:
+    need(engine, "structured_output")
+    reply = answer(engine, demand(engine, output_pattern=pattern))
+    assert re.fullmatch(re.sub(r"\\x\{(..)\}", r"\\x\1", pattern), reply.text())
+    assert [end.reason for end in reply.finished] == ["stop"]
+
+
+def test_an_output_that_is_constrained_has_no_other_constraint_beside(engine: Engine) -> None:
+    need(engine, "structured_output")
+    request = demand(engine, output_pattern="a")
+    for wrong in (
+        msgspec.structs.replace(request, output_schema={}),
+        msgspec.structs.replace(request, output_pattern="(a"),
+        msgspec.structs.replace(
+            request, sampling=msgspec.structs.replace(request.sampling, min_tokens=3)
+        ),
+    ):
+        with pytest.raises(Refused) as refused:
+            answer(engine, wrong)
+        assert "output_pattern" in str(refused.value) or "min_tokens" in str(refused.value)
