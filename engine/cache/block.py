@@ -32,29 +32,32 @@ class Block:
     # The digest of that chain's empty prefix, which stands for the scope.
     owner: Digest = NOBODY
     ref_count: int = 0
-    # So many of the references are leases.
+    # The number of references that are leases.
     lease_count: int = 0
-    # The number of the last release by a sequence that computed with the block.
+    # The number of the latest use. The pool numbers all uses of its blocks.
     last_use: int = 0
-    # What its worth goes by: its class, -1 while no prompt has used it, when one last did, in
-    # seconds of the engine's clock, and how many have.
-    kind: int = -1
+    # The class of blocks that its worth is learned with; -1 while no prompt has used it.
+    use_class: int = -1
+    # When a prompt last used it, in seconds of the engine's clock.
     used_at: float = 0.0
+    # How many prompts have used it.
     num_uses: int = 0
-    # Set once the block is full and indexed, with the digest of the block in front of it.
+    # The digest by which it is found. None: it is not findable.
     digest: Digest | None = None
+    # The digest of the block in front of it in its chain.
     parent: Digest | None = None
-    # Four bytes a token. They only grow until the block is allocated anew, so that content in use
-    # is never overwritten.
+    # The token ids of its content, four bytes each. They are only appended to until the block is
+    # allocated anew, so that content in use is never overwritten.
     tokens: bytearray = field(default_factory=bytearray)
     # The best-effort entries that end with its content.
     dependents: "set[Entry]" = field(default_factory=set)
-    # The gateway's names that are anchored here, with their tokens.
+    # The gateway's names that are anchored here, with the tokens of their prefixes.
     names: dict[str, int] = field(default_factory=dict)
-    # Counts the block for the owner; None: it has no useful content.
+    # The owner's share, which counts the block. None: the block has no useful content.
     share: "ScopeShare | None" = None
+    # The queue that it waits in to be reused. None: it has a reference, or is empty.
     queue: "BlockQueue | None" = None
-    # Its place in the queue, where that has places.
+    # Its index in a list of the queue; -1 if the queue has no such list.
     place: int = -1
 
     @property
@@ -63,7 +66,7 @@ class Block:
 
     @property
     def is_away(self) -> bool:
-        """Whether the block is not on the device. Then its content must be brought before use."""
+        """Whether the block is below the device, so that its content must be copied before use."""
         return self.home.tier != "device"
 
     @property
@@ -79,8 +82,8 @@ class Block:
 class BlockQueue:
     """Unreferenced blocks, the least recently used first, a chain's tail first.
 
-    `requeue` of their pool must be called when their dependents have changed, and `settle` when
-    another block comes behind one in its chain, or the last one there goes.
+    When a block's dependents change, `requeue` of its pool must be called. `settle` must be called
+    when the first block comes behind it in its chain, or the last one there goes.
     """
 
     def __init__(self, blocks: Sequence[Block] = ()) -> None:
@@ -138,9 +141,9 @@ class ScopeShare:
     """One scope's blocks."""
 
     owner: Digest
-    # Those of its blocks that wait to be reused.
+    # The scope's blocks that wait to be reused.
     unreferenced: BlockQueue
-    # How many it has in all.
+    # The number of all its blocks.
     num_owned: int = 0
 
     @property
@@ -153,9 +156,9 @@ class ScopeShare:
 
 
 class Recorded(NamedTuple):
-    """What a line of the store's journal tells of an entry: its copy, and whether it is leased."""
+    """What the store's journal says of an entry."""
 
-    # None: the copy is the entry's only one, in another program's file.
+    # The blocks of its copy. None: its only copy is in another program's file.
     stored: list[Block] | None
     is_leased: bool
 
@@ -199,11 +202,11 @@ class Entry:
     name: str | None = None
     # The blocks of a whole copy, which the store keeps for the entry; None without a copy.
     stored: list[Block] | None = None
-    # What the store's journal on the disk tells of it.
+    # What the store's journal on the disk says of it. None: nothing.
     recorded: Recorded | None = None
-    # Where the leased blocks are, if it is leased.
+    # The tier of the leased blocks, if it is leased.
     lease_tier: Tier = "device"
-    # A lifetime of its own. None is the TTL's.
+    # A lifetime of its own, in seconds. None: it has the TTL's.
     seconds: float | None = None
     # The kind that acts on some of its tokens. None: all are the model's.
     kind: ChainKind | None = None
@@ -223,7 +226,7 @@ class Entry:
 
     @property
     def outlives_restarts(self) -> bool:
-        """Whether the store's copy, and the lease if there is one, are on the disk and told there.
+        """Whether the journal on the disk has the store's copy, and the lease if there is one.
 
         A copy whose line in the journal is not on the disk yet is lost with the process.
         """

@@ -19,22 +19,22 @@ TOKEN_BYTES = 4
 
 
 class ChainKind(NamedTuple):
-    """What makes a chain's keys and values differ from those that the model computes of the tokens.
+    """What sets a chain apart from the chain of the same tokens that the model alone computes.
 
-    An adapter is such a kind. So is a salt, whose keys and values are the model's and which keeps
-    them apart all the same. Rooms above have others of their own: here a kind is a digest and a
-    position. A chain without a kind is the model's own.
+    An adapter is a kind: it changes keys and values. A salt is a kind, too: it changes none, and
+    keeps the chain apart all the same. Other packages have more kinds. To the cache a kind is
+    only a digest and a position. A chain without a kind is the model's own.
     """
 
-    # An adapter's is the SHA-256 of its weights, a salt's is itself. 32 bytes in hex, of which the
-    # first 28 count.
+    # 32 bytes in hex, of which the first 28 count. An adapter's digest is the SHA-256 of its
+    # weights. A salt is its own digest.
     digest: str
     # The first position that the kind acts on. Keys and values before it are the model's.
     start: int
 
 
 def common_blocks(digests: "PromptDigests", others: "PromptDigests") -> int:
-    """How many full blocks two prompts begin with together; digests of scopes are never equal.
+    """How many full blocks two prompts begin with together. It is 0 for prompts of two scopes.
 
     A chain digest covers everything before it, so bisection finds the place.
     """
@@ -48,7 +48,7 @@ def pack(tokens: Sequence[TokenId]) -> bytes:
 
 
 def last_place(tokens: Sequence[TokenId], wanted: Sequence[TokenId]) -> int | None:
-    """Where `wanted` begins for the last time in `tokens`, None where it is not there."""
+    """The last place in `tokens` where `wanted` begins. None if there is none."""
     inside = pack(tokens)
     packed = pack(wanted)
     place = inside.rfind(packed)
@@ -77,9 +77,9 @@ class ChainHasher:
     ) -> Digest:
         """The digest of `parent`'s prefix and these tokens (one block's, or a partial tail's).
 
-        `place` is the block's index in the chain. The block in which `kind` begins to act has
-        it in the digest, and where it begins: what follows decides that, so equal tokens do not
-        tell. Blocks behind it have both by their parent.
+        `place` is the block's index in the chain. The digest of the block in which `kind` begins
+        covers the kind and where it begins. Equal tokens do not say where: later tokens decide it.
+        The digests of later blocks cover both through their parent.
         """
         salt = b""
         person = b""

@@ -181,7 +181,7 @@ class Entries:
         if entry is not None and not entry.is_broken and entry.expires_at > now:
             has_own_lifetime = entry.seconds is not None or mark.seconds is not None
             if entry.ready_at > arrived_at or has_own_lifetime:
-                # Written meanwhile by another that paid as well, or its end is told by the marker.
+                # Another request wrote and paid for it meanwhile, or the breakpoint sets the end.
                 self._extend(entry, expires_at)
             else:
                 self._extend(entry, arrived_at + self.seconds(entry.ttl))
@@ -276,7 +276,8 @@ class Entries:
     ) -> int:
         """End a scope's entry, or all of them, before their time. Return their number.
 
-        Their leases end with the reason. Of their copies what no other copy has is deleted.
+        Their leases end with the reason. A file of their copies is deleted unless another copy
+        has it.
         """
         keys = list(self._by_key) if key is None else [key]
         entries = (self._by_key.get(key) for key in keys)
@@ -290,8 +291,11 @@ class Entries:
         return num_live
 
     def drop_adapter(self, digest: str) -> int:
-        """End the entries that an adapter acts on, which nobody can read any more. Return how many
-        were live. Their copies' content stays: with the same weights it is right again."""
+        """End the entries that an adapter acts on, since nobody can read them any more.
+
+        Return how many were live. The files of their copies stay: if the same weights are loaded
+        again, the content can be read again.
+        """
         entries = self._by_key.values()
         doomed = [entry for entry in entries if entry.kind and entry.kind.digest == digest]
         num_live = sum(map(self.is_live, doomed))
@@ -300,13 +304,13 @@ class Entries:
         return num_live
 
     def damaged(self, block: Block, now: float) -> None:
-        """A file of the store is not what it must be: end what stands on it.
+        """A file of the store is damaged: end the entries that stand on it.
 
-        An entry whose content is still above only loses its copy, and gets another.
+        An entry whose content is in a higher tier only loses its copy, and gets another.
         """
         assert self._store is not None
         for entry in self._store.copies.of(block):
-            if any(mine is block for mine in entry.blocks):
+            if any(entry_block is block for entry_block in entry.blocks):
                 self.lifetimes.evicted.add(max(now - entry.ready_at, 0.0))
                 self.lifetimes.idle.add(0.0)
                 self.end(entry, "damaged", "damaged")
@@ -317,7 +321,7 @@ class Entries:
         self._store.forget(block)
 
     def end(self, entry: Entry, why: MissReason, reason: LeaseEnd | None = None) -> None:
-        """End an entry, and its lease if it has one. `why` is told to who looks for it later."""
+        """End an entry, and its lease if it has one. `why` answers later look-ups."""
         del self._by_key[entry.key]
         self._num_lapsed -= entry.is_lapsed
         if entry.is_leased:
@@ -373,9 +377,9 @@ class Entries:
         if entry.is_lapsed:
             self.end(entry, "ttl_expired")
             return
-        rest = now - entry.expires_at + self.seconds(entry.ttl, entry.seconds)
+        refreshed_at = entry.expires_at - self.seconds(entry.ttl, entry.seconds)
         self.lifetimes.evicted.add(max(now - entry.ready_at, 0.0))
-        self.lifetimes.idle.add(max(rest, 0.0))
+        self.lifetimes.idle.add(max(now - refreshed_at, 0.0))
         self.end(entry, entry.why_broken)
 
     # Leases and copies.
@@ -383,7 +387,8 @@ class Entries:
     def _try_lease(self, entry: Entry) -> bool:
         """Lease on the device, else in the store. False if it is not leased on the device.
 
-        No other lease ends for one that the store keeps. What nobody asked for gets no lease.
+        If the store has a copy, no other lease ends for this one. An entry gets no lease unless a
+        breakpoint asked for one.
         """
         if not entry.is_asked_for:
             entry.why_unleased = "automatic"

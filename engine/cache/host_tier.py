@@ -2,13 +2,13 @@
 
 It is a second pool of blocks with the same rules. A full block is found by its digest and verified
 by its tokens. The blocks of best-effort entries move too, so that such an entry stays readable.
-This module only decides about copies: `take_demotions` returns those to make before anything is
-written on the device.
+This module only decides about copies: `take_demotions` returns those that must be made before
+anything is written on the device.
 
 The number of blocks that a step copies is bounded, so that decoding does not wait for it. A tier
-that is larger than the device's pool copies ahead: unreferenced content is copied while it is still
-on the device. So a flood, which needs many blocks in one step, finds them copied. Content that is
-neither copied nor within the bound is dropped, as without a host tier.
+that is larger than the device's pool copies ahead: it copies unreferenced content that is still on
+the device. So a flood, which needs many blocks in one step, finds them copied. Beyond the bound,
+content without a copy is lost, as it is without a host tier.
 """
 
 from collections import deque
@@ -33,7 +33,7 @@ class HostTier:
         if num_blocks > device.num_blocks:
             # A smaller tier would lose content that exists only here, for copies of content on the
             # device.
-            device.offer = self._offers.append
+            device.on_unreferenced = self._offers.append
         device.demote = self._demote
 
     @property

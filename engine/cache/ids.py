@@ -7,4 +7,4 @@ TokenId = int
 Digest = NewType("Digest", bytes)
 """A 16-byte keyed chain digest: of a scope and all tokens up to a point."""
 NOBODY = Digest(b"")
-"""The owner of blocks that are allocated for no scope in particular."""
+"""The owner of blocks that belong to no scope."""

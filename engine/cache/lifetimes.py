@@ -1,4 +1,4 @@
-"""Counts of values by the edges of their buckets, and how long entries live: in constant memory."""
+"""Histograms in constant memory, and those of the lifetimes of entries."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -31,9 +31,10 @@ class LifetimeCounts:
     """The times of `engine.protocol.Lifetimes`."""
 
     def __init__(self) -> None:
-        self.expired, self.evicted, self.idle, self.gaps = (
-            ValueCounts(EDGES_SECONDS) for _ in range(4)
-        )
+        self.expired = ValueCounts(EDGES_SECONDS)
+        self.evicted = ValueCounts(EDGES_SECONDS)
+        self.idle = ValueCounts(EDGES_SECONDS)
+        self.gaps = ValueCounts(EDGES_SECONDS)
 
     @property
     def num_evicted(self) -> int:

@@ -10,7 +10,7 @@ from engine.cache.lookup import Mark, Segment, window
 from engine.protocol import Breakpoint, MissReason
 
 _NO_TRACE: tuple[MissReason, ...] = ("grew", "cold", "lookback_exceeded", "no_boundary")
-"""Reasons that tell of no entry that stood at the breakpoint itself and is gone."""
+"""Reasons that are given where no entry stood at the breakpoint itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,17 +23,18 @@ class Misses:
     breakpoints: Sequence[Breakpoint]
     # The moment of the look-up.
     now: float
-    # A prompt can be gone on with from an entry's own position alone.
+    # Whether the model has a recurrent state. It can continue only where a state was kept.
     has_states: bool
-    # The request's.
+    # The segment that the request's look-up goes back to. None: it goes back over the window.
     lookback_to: int | None
 
     def by_segment(self, marks: Sequence[Mark], read: int) -> dict[int, MissReason]:
-        """The reasons why breakpoints were not read in full, where an entry of `read` tokens was.
+        """The reasons why breakpoints were not read in full, by their segments.
 
-        Breakpoints that were read have none. `marks` are those that may have an entry.
+        An entry of `read` tokens was read. A breakpoint that was read in full has no reason.
+        `marks` are the eligible breakpoints.
         """
-        able = {mark.segment for mark in marks}
+        eligible_segments = {mark.segment for mark in marks}
         live = self._live(marks, read)
         reasons: dict[int, MissReason] = {}
         for point in self.breakpoints:
@@ -42,7 +43,7 @@ class Misses:
                 reasons[point.segment] = "no_boundary"
             elif end <= read:
                 continue
-            elif point.segment not in able:
+            elif point.segment not in eligible_segments:
                 reasons[point.segment] = "below_minimum"
             else:
                 reasons[point.segment] = self._of_mark(point.segment, end, read, live)
@@ -51,8 +52,10 @@ class Misses:
     def of_request(
         self, marks: Sequence[Mark], read: int, reasons: Mapping[int, MissReason]
     ) -> MissReason | None:
-        """Why the last breakpoint was not read in full, by the `reasons` of all. None if it was, or
-        if the prefix merely grew."""
+        """Why the last breakpoint was not read in full, by the `reasons` of all breakpoints.
+
+        None if it was read in full, or if the prefix merely grew.
+        """
         if not self.breakpoints:
             return "no_breakpoint"
         if not marks:
@@ -86,17 +89,17 @@ class Misses:
         return set(window(self.segments, segment))
 
     def _live(self, marks: Sequence[Mark], read: int) -> list[int]:
-        """The segments at whose ends live entries stand: behind what was read, up to the last mark.
+        """The segments behind what was read at whose ends live entries stand, up to the last mark.
 
-        A mark may reach one and yet not read it: on another program's memory the content may be
-        gone, and its books alone know.
+        A mark may reach such an entry and still not read it. In another program's memory the
+        content may be gone, and only that program knows.
         """
         last = marks[-1].segment if marks else -1
         numbers = range(last + 1)
         return [number for number in numbers if self._is_live(self.segments[number].end, read)]
 
     def _is_live(self, end: int | None, read: int) -> bool:
-        """Whether an entry that ends here could be read, and tells more than what was."""
+        """Whether a readable entry ends here, behind what was read."""
         if end is None or end <= read:
             return False
         return self.entries.find(self.digests, end, self.now) is not None

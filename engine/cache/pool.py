@@ -32,34 +32,36 @@ class NoFreeBlocks(Exception):
 
 
 class PurgedBlocks(NamedTuple):
-    """What is to be cleared: whole blocks, and blocks from a slot on; and what can't be yet."""
+    """The memory that must be cleared after a purge."""
 
+    # Blocks that are cleared as a whole.
     empty: list[BlockId]
+    # Blocks that are cleared from a slot on, with this slot.
     tails: list[tuple[BlockId, int]]
-    # The purged scope's blocks that running sequences use.
+    # The purged scope's blocks that running sequences use. They can't be cleared yet.
     busy: list[BlockId]
 
 
 class Changes:
-    """What becomes of the names in the pools, as events without a number.
+    """The changes of the names in the pools, as events that have no number yet.
 
-    All pools of one engine write into one list. A name may leave one pool and come into another
-    within a step. Then only the order tells a follower whether it is held in the end.
+    All pools of one engine write into one list. A name may leave one pool and enter another within
+    one step. Only the order of the events then says whether the name is still held.
     """
 
     def __init__(self) -> None:
         self._events: list[ChainGone | ChainHeld] = []
 
     def gone(self, names: Iterable[str]) -> None:
-        """Their block has lost its content. Names that go one after the other are told together."""
-        gone = list(names)
-        if not gone:
+        """The block of these names has lost its content. Consecutive losses make one event."""
+        gone_names = list(names)
+        if not gone_names:
             return
         last = self._events[-1] if self._events else None
         if isinstance(last, ChainGone):
-            last.names.extend(gone)
+            last.names.extend(gone_names)
         else:
-            self._events.append(ChainGone(seq=0, names=gone, reason="evicted"))
+            self._events.append(ChainGone(seq=0, names=gone_names, reason="evicted"))
 
     def moved(self, tier: Tier, names: Mapping[str, int]) -> None:
         """The names of one block, with the tokens of their prefixes, are in this tier now."""
@@ -96,13 +98,13 @@ class BlockPool:
         self.tier = tier
         self.worths = worths
         self._evicted = Evicted(REMEMBERED * num_blocks)
-        # So many findable blocks stand behind the block with this digest.
+        # The number of findable blocks that directly follow the block with this digest.
         self._num_following: Counter[Digest] = Counter()
         # Called with every block that has just lost its content, or never had any.
-        self.forgotten: Callable[[Block], None] | None = None
+        self.on_forgotten: Callable[[Block], None] | None = None
         # Called with every findable block that lost its last reference, and its digest.
-        self.offer: Callable[[tuple[Block, Digest]], None] | None = None
-        # May take over a block's content before the block is reused. False: it did not.
+        self.on_unreferenced: Callable[[tuple[Block, Digest]], None] | None = None
+        # Called with a block before it is reused. True: the content was taken over.
         self.demote: Callable[[Block], bool] | None = None
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -121,16 +123,17 @@ class BlockPool:
         self.num_leased = 0
         # Blocks with more than one reference.
         self.num_shared = 0
-        # How often a block with content was reused, and how often one was copied to be written to.
+        # How often a block with content was reused.
         self.num_evicted = 0
+        # How often a shared block was copied so that a sequence could write to it.
         self.num_copied = 0
         self._num_uses = 0
         # Blocks whose references are all leases.
         self._num_lease_only = 0
-        # Blocks that have a recurrent state.
+        # Blocks that hold a recurrent state.
         self._with_state: set[BlockId] = set()
-        # Blocks that had a state, and now get keys and values: their memory must be zeros first.
-        # Attention multiplies slots without a token by 0, and a state's bytes may read as NaN.
+        # Blocks that held a state and now get keys and values. Their memory must be cleared first:
+        # attention multiplies slots without a token by 0, and a state's bytes may read as NaN.
         self.to_clear: list[BlockId] = []
 
     # References.
@@ -163,9 +166,9 @@ class BlockPool:
         self.num_reclaimable -= 1
         self._forget_content(block)
         if block.share is None or block.share.owner != owner:
-            self._give(block)
+            self._leave_share(block)
             block.owner = owner
-            self._take(block)
+            self._join_share(block)
         block.ref_count = 1
         block.index = index
         if is_state:
@@ -187,7 +190,7 @@ class BlockPool:
     def release(self, block: Block) -> None:
         """Drop a reference.
 
-        After the last one the block can be reused; its content stays until then.
+        Without a reference the block can be reused. Its content stays until it is.
         """
         assert block.ref_count > block.lease_count, "released more often than acquired"
         self._num_uses += 1
@@ -212,10 +215,10 @@ class BlockPool:
             self.release(block)
 
     def touch(self, blocks: Sequence[Block]) -> None:
-        """Count a chain's blocks as used now.
+        """Count a chain's blocks as used now, so that they are reused later.
 
-        Those without a reference are reused later for it, and those of a lease once it has ended.
-        A sequence counts its blocks when it releases them.
+        This counts blocks that no sequence uses. A sequence counts its own blocks when it releases
+        them.
         """
         for block in reversed(blocks):
             if block.share is not None and block.ref_count == block.lease_count:
@@ -250,9 +253,9 @@ class BlockPool:
         return names
 
     def requeue(self, block: Block) -> None:
-        """Count an unreferenced block anew after its dependents changed.
+        """Put an unreferenced block into its queue again, after its dependents changed.
 
-        Its place in the order of reuse is the same, but for one that has no content any more.
+        A block that still has content keeps its place in the order of reuse.
         """
         if block.queue is not None:
             self._dequeue(block)
@@ -265,7 +268,7 @@ class BlockPool:
     # Content.
 
     def num_tokens(self, block: Block) -> int:
-        """The slots that are in use: all of a block with a recurrent state."""
+        """The number of slots in use. A block with a recurrent state uses all of its slots."""
         is_state = block.block_id in self._with_state
         return self.block_size if is_state else len(block.tokens) // TOKEN_BYTES
 
@@ -287,10 +290,10 @@ class BlockPool:
         assert len(block.tokens) <= self.block_size * TOKEN_BYTES
 
     def index(self, block: Block, digest: Digest, parent: Digest | None = None) -> None:
-        """Make a full block findable. The first of several equal blocks stays the one found.
+        """Make a full block findable. `parent` is the digest of the block in front of it.
 
-        That counts as used now: a prompt's last block is computed again though it is in memory.
-        `parent` is the digest of the block in front of it.
+        If an equal block is findable already, it stays the one that is found. It then counts as
+        used now, because a prompt's last block is computed again though it is in memory.
         """
         assert len(block.tokens) == self.block_size * TOKEN_BYTES, "only full blocks are indexed"
         known = self._index.get(digest)
@@ -311,17 +314,17 @@ class BlockPool:
     def forget(self, block: Block) -> None:
         """Make a block's content unfindable now. The block is empty once nothing references it."""
         assert not block.dependents, "an entry stands on the block"
-        block.kind = -1  # what is dropped is not remembered
+        block.use_class = -1  # so that the uses of dropped content are not remembered
         self._unname(block)
         self.requeue(block)
 
     def purge(self, owner: Digest | None, begin: int, end: int) -> PurgedBlocks:
-        """Let go of a scope's content in the blocks of these ids, or with None of all scopes'.
+        """Forget a scope's content in blocks `begin` to `end` - 1. None: all scopes' content.
 
-        No entry may stand on it. Those with a reference are not found any more. A block that
-        another scope has by now may have remains of this one behind its own tokens. So the memory
-        of all empty blocks is to be cleared, and what is behind the tokens of the others, but for
-        those that a sequence computes with.
+        No entry may stand on the content. Blocks with a reference can't be found afterwards. A
+        block that belongs to another scope by now may still have this scope's bytes behind its own
+        tokens. So the caller must clear empty blocks as a whole, and other blocks behind their
+        tokens. Blocks that a sequence computes with are left out.
         """
         purged = PurgedBlocks([], [], [])
         for block in self.blocks[begin:end]:
@@ -333,7 +336,8 @@ class BlockPool:
                 if block.has_content:
                     self.forget(block)
             if block.ref_count > block.lease_count:
-                purged.busy.extend([block.block_id] * is_doomed)
+                if is_doomed:
+                    purged.busy.append(block.block_id)
             elif block.ref_count or block.has_content:
                 num_tokens = self.num_tokens(block)
                 if num_tokens < self.block_size:
@@ -355,7 +359,7 @@ class BlockPool:
         return self._index.get(digest)
 
     def canonical(self, digest: Digest, block: Block) -> Block:
-        """The block that is found for this digest: another than `block` if an equal came first."""
+        """The block that is found for this digest. That is `block` unless an equal came first."""
         return self._index.get(digest, block)
 
     def anchor(self, name: str, block: Block, num_tokens: int) -> bool:
@@ -389,10 +393,10 @@ class BlockPool:
         block.queue.remove(block)
         self.num_reclaimable -= 1
         if block.share is None:
-            self._take(block)
+            self._join_share(block)
 
-    def _take(self, block: Block) -> None:
-        """From now on the block is its owner's. It was no scope's before."""
+    def _join_share(self, block: Block) -> None:
+        """Count the block for its owner. It was counted for no scope before."""
         share = self._shares.get(block.owner)
         if share is None:
             share = ScopeShare(block.owner, self._new_queue(block.owner))
@@ -401,8 +405,8 @@ class BlockPool:
         block.share = share
         self._largest.push(share)
 
-    def _give(self, block: Block) -> None:
-        """The block has no useful content left, so it is no scope's."""
+    def _leave_share(self, block: Block) -> None:
+        """Count the block for no scope, since it has no useful content left."""
         share = block.share
         if share is not None:
             share.num_owned -= 1
@@ -413,8 +417,8 @@ class BlockPool:
     def _enqueue(self, block: Block) -> None:
         """Put a block without references into its queue."""
         self.num_reclaimable += 1
-        if self.offer is not None and block.digest is not None:
-            self.offer((block, block.digest))
+        if self.on_unreferenced is not None and block.digest is not None:
+            self.on_unreferenced((block, block.digest))
         share = block.share
         assert share is not None
         if block.has_content:
@@ -424,10 +428,10 @@ class BlockPool:
                 self._largest.push(share)
             return
         self._unname(block)
-        self._give(block)
-        if self.forgotten is not None:
-            self.forgotten(block)
-        block.last_use = -self._num_uses  # of empty blocks the latest is reused first
+        self._leave_share(block)
+        if self.on_forgotten is not None:
+            self.on_forgotten(block)
+        block.last_use = -self._num_uses  # the block that became empty last is reused first
         self._empty.append(block)
 
     def _new_queue(self, owner: Digest) -> BlockQueue:
@@ -456,7 +460,7 @@ class BlockPool:
             if not self._num_following[parent]:
                 del self._num_following[parent]
                 self._settle(parent)
-        block.kind = -1
+        block.use_class = -1
         block.num_uses = 0
         self.changes.gone(block.names)
         block.names.clear()
@@ -469,8 +473,8 @@ class BlockPool:
                 block.dependents = set()
         self._unname(block)
         block.tokens = bytearray()
-        if self.forgotten is not None:
-            self.forgotten(block)
+        if self.on_forgotten is not None:
+            self.on_forgotten(block)
         dependents = block.dependents
         block.dependents = set()
         for entry in dependents:

@@ -34,7 +34,7 @@ from engine.protocol import (
 from engine.sizing import blocks_for
 
 MAX_SCOPES = 4096
-"""Whose names a cache remembers, for reports."""
+"""The number of scopes whose names a cache remembers, for reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,27 +42,28 @@ class CacheQuery:
     """One prompt as the cache sees it."""
 
     scope: str
-    # One of each slot.
+    # One token for each slot.
     tokens: Sequence[TokenId]
-    # They have the kind of the prompt's chain.
+    # The prompt's chain digests. The kind of the chain is in them.
     digests: PromptDigests
-    # Their ends are floored to the granularity.
+    # Each end is rounded down to the granularity.
     segments: Sequence[Segment]
     breakpoints: Sequence[Breakpoint]
-    # The shortest first. Their tokens are slots.
+    # The shortest prefix first. Their `tokens` count slots.
     names: Sequence[HeldName]
-    # No breakpoint in front of so many is eligible.
+    # A breakpoint is eligible from this many tokens on.
     min_cache_tokens: int
     # When the turn arrived, in seconds of the engine's clock: TTLs count from then.
     arrived_at: float
-    # The scope's share of the lease budget; None: the common one.
+    # The scope's share of the lease budget, 0 to 1. None: the common share.
     lease_share: float | None = None
-    # Look-ups go back to this segment, over any number of positions; None: over the window.
+    # The segment that a look-up goes back to, over any number of positions. None: the look-up goes
+    # back over the window.
     lookback_to: int | None = None
-    # What computes its tokens besides the model. The kind of the `digests` is its.
+    # The kind of the chain that the prompt's adapter acts on. None: no adapter acts on the prompt.
     adapter: ChainKind | None = None
-    # How much greater a token's position is than its slot, but for the first tokens. Counts are
-    # told in positions.
+    # The positions that were cut out of the prompt. Behind the cut, a token's position is its slot
+    # plus this. Reported counts are counts of positions.
     cut: int = 0
 
 
@@ -71,20 +72,22 @@ class Lookup:
     """The result of a look-up."""
 
     marks: list[Mark]
-    # The entry that is read, if any, and how many of its tokens are.
+    # The entry that is read. None: no entry is.
     hit: Entry | None
+    # The number of the entry's tokens that are read.
     read: int
     # Why the request read less than it marked.
     miss_reason: MissReason | None
     # The hit's blocks. Each has a reference until `begin` or `let_go`.
     pinned: list[Block] = field(default_factory=list)
-    # Those of its recurrent state, with references too.
+    # The blocks of the hit's recurrent state. Each has a reference, too.
     state: list[Block] = field(default_factory=list)
-    # They are permanent from `write` on.
+    # The refreshes of the entries that were found. `write` makes them permanent.
     refreshes: list[Refresh] = field(default_factory=list)
-    # The tokens that were reused from memory, those of the hit among them.
+    # The number of tokens that were reused from memory. It includes the hit's.
     reused: int = 0
-    # The tokens of the prompt that another sequence was computing when this request could have run.
+    # The number of the prompt's tokens that another sequence was computing when this request could
+    # have run.
     raced: int = 0
     # Why each breakpoint was not read, by its segment.
     missed: dict[int, MissReason] = field(default_factory=dict)
@@ -103,6 +106,9 @@ class CacheResult:
 
 
 class PrefixCache:
+    has_exact_ends = False
+    """Whether an entry may end inside a block."""
+
     def __init__(
         self,
         pool: BlockPool,
@@ -113,13 +119,10 @@ class PrefixCache:
         peers: Sequence[StoreTier] = (),
         state_blocks: int = 0,
     ) -> None:
-        """`peers`: what other engines have in a shared store.
+        """`peers` is the content that other engines have in a shared store.
 
-        `state_blocks`: the blocks that one recurrent state takes; 0 for a model without linear
-        layers. A model with such a state reads whole entries alone: nothing else is reused.
-
-        `pools` are those of all tiers, the highest first. `scopes` has the last scopes of requests
-        by what their blocks have as `owner`.
+        `state_blocks` is the number of blocks of one recurrent state. It is 0 for a model without
+        linear layers. A model with linear layers reads whole entries and reuses nothing else.
         """
         self.state_blocks = state_blocks
         self.has_states = state_blocks > 0
@@ -127,18 +130,19 @@ class PrefixCache:
         self.host = host
         self.store = store
         self.stores = [tier for tier in (store, *peers) if tier is not None]
-        self.pools = [pool, *([host.pool] if host is not None else [])]
+        # The pools of all tiers, the highest tier first.
+        self.pools = [pool]
+        if host is not None:
+            self.pools.append(host.pool)
         self.pools.extend(tier.pool for tier in self.stores)
         self.entries = entries
+        # The names of the latest requests' scopes, by the `owner` of their blocks.
         self.scopes: dict[Digest, str] = {}
         self.hasher = hasher
 
-    has_exact_ends = False
-    """Whether entries end at any token, though no block does."""
-
     @property
     def names_at_entries(self) -> bool:
-        """Whether a prefix is held at the ends of entries alone."""
+        """Whether a prefix is held only at the end of an entry."""
         return self.has_states
 
     def digests(
@@ -149,10 +153,11 @@ class PrefixCache:
     def resident(
         self, digests: PromptDigests, most: int | None = None, *, is_referenced: bool = False
     ) -> int:
-        """How many full blocks of a prompt's first `most` are on the device, or have a reference.
+        """How many of a prompt's first `most` full blocks are on the device.
 
-        O(log n): a chain is evicted from its tail, so bisection finds where it ends. Where a block
-        in the middle is gone, the end that is found may be before or behind it.
+        With `is_referenced` only blocks with a reference count. A chain is evicted from its tail,
+        so bisection finds its end in O(log n). If a block in the middle is gone, the result may be
+        too small or too large.
         """
 
         def is_gone(digest: Digest) -> bool:
@@ -223,7 +228,7 @@ class PrefixCache:
         return lookup
 
     def explain(self, query: CacheQuery, lookup: Lookup, read: int = 0) -> None:
-        """Note why the breakpoints beyond the hit were not read; without a hit, beyond `read`."""
+        """Note why the breakpoints beyond the hit were not read. Without a hit: beyond `read`."""
         if lookup.hit is not None:
             read = lookup.hit.tokens
         misses = Misses(
@@ -250,7 +255,7 @@ class PrefixCache:
         self._confirm(lookup)
 
     def take_back(self, lookup: Lookup) -> None:
-        """The response never began. The look-up's refreshes are taken back."""
+        """Take back the look-up's refreshes, because the response never began."""
         for refresh in lookup.refreshes:
             self.entries.take_back(refresh)
         lookup.refreshes = []
@@ -265,9 +270,9 @@ class PrefixCache:
     ) -> list[BlockCopy]:
         """Fill an empty table with the reused blocks, and allocate the prompt's other blocks.
 
-        Full blocks behind the entry are reused too if they are in memory (automatic reuse), also
-        behind a hole. Given `sources`, these are reused and no others. Raises NoFreeBlocks, also
-        where not `num_spare` blocks more are free; then only the order of reuse has changed.
+        Full blocks behind the entry are reused if they are in memory (automatic reuse), even behind
+        a hole. With `sources` only these blocks are reused. `num_spare` blocks must stay free.
+        Raises NoFreeBlocks if there are too few; only the order of reuse has changed then.
         """
         if sources is None:
             sources = self.sources(query.digests, lookup)
@@ -295,8 +300,8 @@ class PrefixCache:
     def miss(self, query: CacheQuery, lookup: Lookup | None, table: BlockTable) -> None:
         """The store lost the first block that this table waits for: it is computed instead.
 
-        An entry is read whole or not at all. One that needed this block is not the hit any more;
-        a shorter one that the table has whole may be. `lookup` is None once the response has begun.
+        An entry is read whole or not at all. If the hit needed this block, a shorter entry that the
+        table has whole takes its place. `lookup` is None once the response has begun.
         """
         start, num_tokens = table.miss()
         if lookup is None:
@@ -356,17 +361,15 @@ class PrefixCache:
         is_race = last is not None and missed.get(last) == "in_progress_race"
         reason = "in_progress_race" if is_race else lookup.miss_reason
         reports = {mark.segment: self._write_mark(query, mark, table, now) for mark in lookup.marks}
-        cut = query.cut
         receipt, held = self._anchor_names(query, table, now)
         if table.state is not None:
             table.state.let_go()
+        # Usage counts positions: the cut is added to each number of slots.
+        cut = query.cut
+        read_positions = lookup.read + cut if lookup.read else 0
+        mark_positions = [replace(mark, tokens=mark.tokens + cut) for mark in lookup.marks]
         return CacheResult(
-            usage=bill(
-                [replace(mark, tokens=mark.tokens + cut) for mark in lookup.marks],
-                len(query.tokens) + cut,
-                lookup.read and lookup.read + cut,
-                lookup.reused,
-            ),
+            usage=bill(mark_positions, len(query.tokens) + cut, read_positions, lookup.reused),
             breakpoints=[
                 msgspec.structs.replace(
                     reports.get(point.segment) or self._not_written(query, point),
@@ -381,16 +384,21 @@ class PrefixCache:
         )
 
     def sources(self, digests: PromptDigests, lookup: Lookup | None = None) -> dict[int, Source]:
-        """A prompt's blocks in memory, by logical block, ascending: the pinned, and every full one.
+        """The blocks in memory that a prompt can reuse, by logical index, ascending.
 
-        The last token is left out, since it is always computed. A full block replaces a pinned
-        tail.
+        These are the pinned blocks and all full blocks. The last token is left out, since it is
+        always computed. If a pinned block is partly filled, a full block takes its place.
         """
         size = self.pool.block_size
         pinned_tokens = lookup.read if lookup is not None and lookup.pinned else 0
         num_pinned, tail = divmod(pinned_tokens, size)
         sources: dict[int, Source] = {}
-        for index in range(max((digests.num_tokens - 1) // size, num_pinned + bool(tail))):
+        num_full = (digests.num_tokens - 1) // size
+        if tail:
+            num_indices = max(num_full, num_pinned + 1)
+        else:
+            num_indices = max(num_full, num_pinned)
+        for index in range(num_indices):
             block: Block | None = None
             if lookup is not None and index < num_pinned:
                 block = lookup.pinned[index]
@@ -429,7 +437,7 @@ class PrefixCache:
         return self._find_readable(query, tokens, now) is not None
 
     def _find_readable(self, query: CacheQuery, tokens: int, now: float) -> Entry | None:
-        """The entry at this offset, if this prompt can be gone on with from it."""
+        """The entry at this offset, if this prompt can continue from it."""
         entry = self.entries.find(query.digests, tokens, now)
         if entry is None or not self.state_blocks:
             return entry
@@ -448,9 +456,10 @@ class PrefixCache:
         return None
 
     def _blocks_of(self, entry: Entry, table: BlockTable) -> list[Block]:
-        """The table's blocks for an entry of its prompt, or the entry's own where it has no such.
+        """The blocks of the table that have an entry's content.
 
-        A state is the entry's if it has taken in as many of its tokens.
+        With a recurrent state the table may not have kept the state of the entry. Then these are
+        the entry's own blocks.
         """
         blocks = table.blocks[: blocks_for(entry.tokens, self.pool.block_size)]
         if table.state is None:
@@ -461,8 +470,11 @@ class PrefixCache:
     def _blocks_at(
         self, query: CacheQuery, mark: Mark, table: BlockTable, now: float
     ) -> list[Block] | None:
-        """The blocks for an entry at a mark. None where the state at the mark is not in memory: the
-        prompt went on from a state behind it."""
+        """The blocks for an entry at a mark.
+
+        None if the recurrent state at the mark is not in memory, because the prompt continued from
+        a later state.
+        """
         blocks = table.blocks[: blocks_for(mark.tokens, self.pool.block_size)]
         if table.state is None:
             return blocks
@@ -538,9 +550,11 @@ class PrefixCache:
                     continue
                 self.pool.anchor(name.digest, known.blocks[-1], end)
                 is_news = True
-                # The receipt tells of a prompt's first names alone, the event of all.
-                num_held += name is query.names[num_held]
-                num_leased += known.is_leased and num_leased == len(anchored)
+                # The receipt counts a prompt's first names, up to a gap. The event has all names.
+                if name is query.names[num_held]:
+                    num_held += 1
+                if known.is_leased and num_leased == len(anchored):
+                    num_leased += 1
                 anchored.append(HeldName(name.digest, end))
                 continue
             num_held += 1
@@ -552,12 +566,7 @@ class PrefixCache:
                 anchored.append(HeldName(name.digest, end))
                 if block.is_promised:
                     num_leased = len(anchored)
-        lease: float | None = None
-        for end in reversed([segment.end for segment in query.segments if segment.end]):
-            entry = self.entries.get(query.digests.at(end)) if num_leased else None
-            if entry is not None and entry.is_leased:  # the longest of the prompt's leases
-                lease = entry.expires_at - now
-                break
+        lease = self._longest_lease(query, now) if num_leased else None
         num_unanchored = 0 if self.names_at_entries else num_held - len(anchored)
         receipt = Receipt(
             name_tokens=[name.tokens for name in query.names],
@@ -568,6 +577,15 @@ class PrefixCache:
         if not anchored or not (is_news or num_leased):
             return receipt, None
         return receipt, ChainHeld(seq=0, names=anchored, num_leased=num_leased, lease_seconds=lease)
+
+    def _longest_lease(self, query: CacheQuery, now: float) -> float | None:
+        """The seconds that are left of the lease on the longest leased prefix of the prompt."""
+        ends = [segment.end for segment in query.segments if segment.end]
+        for end in reversed(ends):
+            entry = self.entries.get(query.digests.at(end))
+            if entry is not None and entry.is_leased:
+                return entry.expires_at - now
+        return None
 
 
 def _acquire(blocks: Iterable[Block]) -> None:

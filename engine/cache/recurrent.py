@@ -1,14 +1,14 @@
 """The recurrent state of a sequence, for models with linear layers, in blocks of the pool.
 
-A linear layer keeps no keys and values. It keeps one state, which every token changes. So a prefix
-can be gone on from only where its state was kept: at its breakpoints. A state takes `num_blocks`
+A linear layer keeps no keys and values. It keeps one state, which every token changes. So a prompt
+can continue from a prefix only where a state was kept: at a breakpoint. A state takes `num_blocks`
 blocks of the pool. They stand behind an entry's other blocks, so leases, tiers, the store and the
 reports count their bytes as they count all others.
 
-A kept state is never written again (copy-on-write): what goes on from it writes to other blocks. A
-kept block's tokens are a marker that no prompt can have, so a state has a place in the chain of
-digests. An entry at the very end of its prompt has the state one token before, because a prompt's
-last token is always computed.
+A kept state is never written again (copy-on-write): a sequence that continues from it writes to
+other blocks. The tokens of a kept block are a marker that no prompt can have, so a state has a
+place in the chain of digests. An entry at the very end of its prompt has the state one token
+before, because a prompt's last token is always computed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,7 +55,7 @@ class RecurrentState:
         self._num_blocks = num_blocks
         # The positions at which the state is kept, with the tokens of their entries.
         self.plan = dict(plan)
-        # The kept states by position, and the one that was read.
+        # The kept states by position. The state that was read is one of them.
         self.kept: dict[int, list[Block]] = {}
         self._current: list[Block] = []
         # For states that are still to be written.
@@ -64,7 +64,7 @@ class RecurrentState:
         self._read: int | None = None
 
     def num_to_fill(self, position: int) -> int:
-        """The blocks that going on from this position takes: for the state, and for kept ones."""
+        """How many blocks a sequence needs to continue from here: its state's, and kept states'."""
         return self._num_blocks * (1 + sum(place > position for place in self.plan))
 
     def fill(self, position: int, state: Sequence[Block]) -> None:
@@ -117,12 +117,12 @@ class RecurrentState:
 
     def fork(self, position: int) -> "RecurrentState":
         """The state at a kept position, or at the present one, for another sequence."""
-        twin = RecurrentState(self._pool, self._root, self._num_blocks, {})
+        forked = RecurrentState(self._pool, self._root, self._num_blocks, {})
         if position:
-            twin._current = list(self.kept.get(position, self._current))
-        for block in twin._current:
+            forked._current = list(self.kept.get(position, self._current))
+        for block in forked._current:
             self._pool.acquire(block)
-        return twin
+        return forked
 
     def let_go(self) -> None:
         """The entries are written: nothing more is kept."""
@@ -142,7 +142,7 @@ class RecurrentState:
 
     @property
     def _is_own(self) -> bool:
-        """Whether the state may be changed where it is. All its blocks have as many references."""
+        """Whether the state may be changed in place. All its blocks have equal reference counts."""
         return bool(self._current) and (
             self._current[0].ref_count == 1 and not self._current[0].tokens
         )

@@ -1,4 +1,4 @@
-"""The book of whole copies in the store: for which entries it keeps them.
+"""The entries whose whole copies are kept in the store.
 
 Whose copies make way for whose is decided in `leases.py`.
 """
@@ -17,9 +17,9 @@ class _ScopeCopies:
     """One scope's copies."""
 
     entries: dict[Entry, None] = field(default_factory=dict)
-    # In which they make way for other scopes' copies.
+    # The order in which they make way for other scopes' copies.
     for_others: Order[Entry] = field(default_factory=lambda: Order(_displacing_key))
-    # In which those of automatic entries make way for the scope's own new copies.
+    # The order in which copies of automatic entries make way for the scope's own new copies.
     for_own: Order[Entry] = field(default_factory=lambda: Order(_own_displacing_key))
     # The blocks that they have together.
     num_blocks: int = 0
@@ -105,8 +105,10 @@ class StoreCopies:
 
 
 def _first_of(order: Order[Entry], num_blocks: int) -> list[Entry] | None:
-    """The first entries whose copies have so many blocks; None if all together have not. The order
-    stays as it is."""
+    """The first entries whose copies have `num_blocks` blocks together. None if all have too few.
+
+    The order stays as it is.
+    """
     doomed: dict[Entry, None] = {}
     while num_blocks > 0:
         entry = order.pop()

@@ -5,9 +5,9 @@ file is written, and its file is deleted when the block is reused. This module o
 hands out the files to write (`take_saves`), to read (`take_asked`) and to delete (`take_deletes`),
 and what the journal must say (`take_notes`). It is told what became of them.
 
-Files are named by content, so a payload that was read for a name can only be that name's content.
-Who reads a file finds out whether it is whole and has these tokens. If it is not, that is a miss:
-its block is forgotten, and what stood on it ends.
+A file's name stands for its content. The reader of a file checks that it is whole and has the
+right tokens. If the check fails, that is a miss: the block is forgotten, and entries that stood on
+it end.
 """
 
 from collections import OrderedDict
@@ -38,7 +38,7 @@ Payload = bytes | memoryview
 class BlockKey(NamedTuple):
     """The content that a file must have."""
 
-    # The file's.
+    # The file's name.
     name: str
     # The digest of the scope's empty prefix.
     owner: Digest
@@ -48,8 +48,8 @@ class BlockKey(NamedTuple):
     place: int
     # The block's token ids.
     packed: bytes
-    # Of another model's content, which is of a kind of its own here: the key by which that model
-    # wrote the file.
+    # The key by which another model wrote the file. To this engine such content has a kind of its
+    # own. None: this model wrote the file.
     file: "BlockKey | None" = None
 
 
@@ -87,9 +87,9 @@ class SaveJob:
 class StoreTier:
     """What this engine keeps in the store, or what other members of a shared store have.
 
-    Another member's file is written and deleted by that alone. Nothing of it is leased here, since
-    nothing here keeps it: an entry is best-effort until a read has brought it to the device. A file
-    that is gone is a miss, as everywhere.
+    Only the member that owns a file writes and deletes it. Its content can't be leased here, since
+    this engine can't keep it: an entry is best-effort until a read has brought it to the device. A
+    file that is gone is a miss.
     """
 
     def __init__(
@@ -103,38 +103,46 @@ class StoreTier:
     ) -> None:
         """`name_of` gives the file's name for a chain digest. `lower_than`: the pools above."""
         self.pool = BlockPool(num_blocks, block_size, tier="disk")
-        self.pool.forgotten = self._note_forgotten
+        self.pool.on_forgotten = self._note_forgotten
         self.copies = StoreCopies(self.pool, int(num_blocks * COPIES_SHARE))
         self._hasher = hasher
         self._name_of = name_of
         # Entries that wait for their copies.
         self._jobs: OrderedDict[Entry, SaveJob] = OrderedDict()
-        # Files that are being written: each has a reference on its block, and jobs that wait.
+        # Files that are being written, by name: the block, with a reference for the file, and the
+        # jobs that wait for it.
         self._pending: dict[str, tuple[Block, list[SaveJob]]] = {}
-        # The blocks that have a file, and their blocks by the files' names.
+        # The keys of the blocks that have a file.
         self._keys: dict[Block, BlockKey] = {}
+        # The same blocks by their files' names.
         self._blocks: dict[str, Block] = {}
-        # Those whose files this process wrote, or read whole. Of others it looked at the header.
+        # The blocks whose files this process wrote, or read whole. It read only the headers of the
+        # others.
         self._proven: set[Block] = set()
-        # Files that are to be read or are being read, and payloads that wait to be copied, by name.
+        # The names of files that are to be read or are being read.
         self._reading: set[str] = set()
+        # Payloads that wait to be copied to the device, by the files' names.
         self._loaded: dict[str, bytes] = {}
         # What `take_asked`, `take_deletes` and `take_notes` hand out next.
         self._asked: list[BlockKey] = []
         self._deletes: list[str] = []
         self._notes: OrderedDict[Digest, Note] = OrderedDict()
         self._num_looked_at = 0
-        # Files that were written, blocks that were read back, copies that were given up, and copies
-        # that made way for others.
+        # Files that were written.
         self.num_saved = 0
+        # Blocks that were read back.
         self.num_loaded = 0
+        # Copies that were given up before they were whole.
         self.num_unsaved = 0
+        # Copies that made way for others.
         self.num_displaced = 0
-        # Called with an entry whose whole copy is there, and with one whose copy makes way.
+        # Called with an entry whose whole copy is in the store now.
         self.on_copied: Callable[[Entry], None] = lambda _entry: None
+        # Called with an entry whose copy makes way.
         self.on_displaced: Callable[[Entry], None] = lambda _entry: None
         for pool in lower_than:
-            # What this pool reuses and no other tier takes is taken over, if the store has it.
+            # Before the pool reuses a block, the tier that the pool had asked takes its content. If
+            # that tier does not, this one does, provided that it has the file.
             self.pool.changes = pool.changes
             pool.demote = partial(self._take_over, pool.demote)
 
@@ -330,9 +338,10 @@ class StoreTier:
     # Writing.
 
     def take_saves(self, max_blocks: int) -> list[Save]:
-        """The files to write now, at most so many.
+        """The files to write now, `max_blocks` at most.
 
-        The device's blocks must have what their `tokens` say, as they do between two steps.
+        The device's memory must have the content that the blocks' `tokens` say. It has so between
+        two steps.
         """
         saves: list[Save] = []
         self._num_looked_at = 0
@@ -396,7 +405,10 @@ class StoreTier:
         return True
 
     def _has(self, job: SaveJob, key: BlockKey, source: Block) -> bool:
-        """Take a block into the job that is in the store, or on its way there."""
+        """Add a block to the job if its file is in the store, or is being written.
+
+        Return whether it was added.
+        """
         block = self._blocks.get(key.name)
         pending = self._pending.get(key.name)
         if block is None or self._keys[block].packed != key.packed:
@@ -414,7 +426,7 @@ class StoreTier:
         """Have a file written for a job. False where there is no room."""
         block = self._blocks.get(key.name)
         if key.name in self._pending or (block is not None and not self._is_doubtful(block)):
-            return False  # it was dropped while it was written
+            return False  # the file was dropped while it was being written
         if block is not None:
             self.pool.acquire(block)
         else:
@@ -431,9 +443,10 @@ class StoreTier:
         return True
 
     def _is_doubtful(self, block: Block) -> bool:
-        """Whether only the header of a file of an earlier epoch was looked at.
+        """Whether the block's file is of an earlier epoch, and only its header was read.
 
-        A new copy must not stand on it. It is written again while its content is on the device.
+        A new copy must not stand on such a file. The file is written again while its content is on
+        the device.
         """
         return block not in self._proven and not self.copies.of(block)
 
@@ -441,7 +454,8 @@ class StoreTier:
         entry = job.entry
         if job.num_pending or len(job.blocks) < len(entry.blocks):
             return
-        if any(self.is_lost(block) for block in job.blocks):  # damaged on the way: start again
+        if any(self.is_lost(block) for block in job.blocks):
+            # A file was found damaged meanwhile: start again.
             self._drop_job(job)
             self.want(entry)
             return
@@ -481,15 +495,17 @@ class StoreTier:
         self.pool.changes.moved("disk", names)
 
     def _take_over(self, first: Callable[[Block], bool] | None, block: Block) -> bool:
-        """Keep what a pool above reuses, and its `first` tier does not. False where something of it
-        is lost."""
+        """Keep the content of a block that a pool above reuses, unless the `first` tier takes it.
+
+        Return False if some of it is lost.
+        """
         if first is not None and first(block):
             return True
         for entry in list(block.dependents):
             if entry.stored is not None:
-                mine = entry.stored[block.index]
-                entry.blocks[block.index] = mine
-                mine.dependents.add(entry)
+                stored_block = entry.stored[block.index]
+                entry.blocks[block.index] = stored_block
+                stored_block.dependents.add(entry)
                 block.dependents.discard(entry)
         canonical = self.pool.find(block.digest, block.tokens)
         if canonical is not None and block.names:

@@ -57,16 +57,17 @@ class BlockTable:
         self._known: Sequence[Digest] = ()
         # The number of tokens in memory behind the frontier, by logical index.
         self.beyond: dict[int, int] = {}
-        # The blocks below the device whose content must still be copied. They have a reference too.
-        # Those of a recurrent state have negative indices.
-        # Nothing is computed before they are here.
+        # The blocks below the device whose content must still be copied, by logical index. Each has
+        # a reference. The blocks of a recurrent state have negative indices. What stands behind an
+        # incoming block is not computed before that has arrived.
         self.incoming: dict[int, Block] = {}
-        # The keys of both, in order. Taking the first key of a long dict again and again is
+        # The keys of `beyond`, in order: to take the first key of a long dict again and again is
         # quadratic.
         self._order: deque[int] = deque()
+        # The keys of `incoming`, in order.
         self._arrivals: deque[int] = deque()
         self._arriving_state: list[Block] = []
-        # Ranges behind the frontier whose content is here by other means than a step, with tokens.
+        # Content behind the frontier that no step computed: where it begins, and its tokens.
         self._given: deque[tuple[int, Sequence[TokenId]]] = deque()
         # Where arrived blocks came from, by logical index.
         self._origins: dict[int, Tier] = {}
@@ -91,9 +92,9 @@ class BlockTable:
     ) -> list[BlockCopy]:
         """Make an empty table ready for `num_tokens`. Raises NoFreeBlocks with nothing changed.
 
-        `sources` are by logical index, ascending, and were acquired for this table. So were the
-        blocks of the recurrent `state` behind them. `digests` are the prompt's. With `num_spare` so
-        many blocks more must be free, and others may use a tail before this table writes to it.
+        `sources` are by logical index, ascending. `state` is the recurrent state behind them. The
+        blocks of both were acquired for this table. `digests` are the prompt's. `num_spare` blocks
+        must stay free; if it is positive, others may share a tail before this table writes to it.
 
         Returns the copies to make: a tail that others use is copied at once.
         """
@@ -139,7 +140,7 @@ class BlockTable:
         return copies
 
     def _take_state(self, state: Sequence[Block]) -> None:
-        """Take the blocks of a recurrent state, and room for those whose content is to come."""
+        """Take the blocks of a recurrent state. Allocate a block for each that is not here yet."""
         for number, block in enumerate(state, -len(state)):
             if block.is_away:
                 self.incoming[number] = block
@@ -162,8 +163,10 @@ class BlockTable:
             yield position, end
 
     def give(self, ranges: Iterable[tuple[int, int]], tokens: Sequence[TokenId]) -> None:
-        """Keys and values of these ranges of a prompt's `tokens` were written here by other means
-        than a step: the frontier passes over them. They are in order, and were lacking."""
+        """Record ranges of a prompt's `tokens` whose keys and values were written by no step.
+
+        The frontier passes over them. The ranges are in order, and were gaps before.
+        """
         self._given.extend((start, tokens[start:end]) for start, end in ranges)
         self._pass_over()
 
@@ -231,7 +234,9 @@ class BlockTable:
         """The lowest tier from which blocks of the first `num_tokens` were brought back."""
         num_blocks = blocks_for(num_tokens, self._pool.block_size)
         tiers = {tier for index, tier in self._origins.items() if index < num_blocks}
-        return "disk" if "disk" in tiers else "host" if "host" in tiers else "device"
+        if "disk" in tiers:
+            return "disk"
+        return "host" if "host" in tiers else "device"
 
     def fork(self, num_tokens: int) -> "BlockTable":
         """A table that shares the first `num_tokens`. A write to the tail copies it first.
@@ -239,16 +244,16 @@ class BlockTable:
         Blocks for later tokens stay with this table.
         """
         assert num_tokens <= self.num_tokens and not self.beyond
-        twin = BlockTable(self._pool, self._hasher, self._root, kind=self.kind)
+        forked = BlockTable(self._pool, self._hasher, self._root, kind=self.kind)
         shared = self.blocks[: blocks_for(num_tokens, self._pool.block_size)]
         for block in shared:
             self._pool.acquire(block)
         if self.state is not None:
-            twin.state = self.state.fork(num_tokens)
-        twin.blocks = list(shared)
-        twin.num_tokens = num_tokens
-        twin._digests = self._digests[: num_tokens // self._pool.block_size]
-        return twin
+            forked.state = self.state.fork(num_tokens)
+        forked.blocks = list(shared)
+        forked.num_tokens = num_tokens
+        forked._digests = self._digests[: num_tokens // self._pool.block_size]
+        return forked
 
     def blocks_needed(self, num_tokens: int) -> int:
         """The most allocations that writing `num_tokens` more can take."""
@@ -311,7 +316,7 @@ class BlockTable:
                     self._pool.index(block, digest, parent)
 
     def release(self, end: AnswerEnd | None = None) -> None:
-        """Give every reference back. `end`: how the answer ended; None: it goes on elsewhere."""
+        """Give every reference back. `end` is how the answer ended. None: it has not ended."""
         if end is not None:
             self._pool.use(self.blocks, end)
         self._pool.release_chain(self.blocks)

@@ -1,4 +1,4 @@
-"""Unreferenced blocks of one scope, those of the least worth first."""
+"""Unreferenced blocks of one scope, the least worth first."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -8,10 +8,10 @@ from engine.cache.ids import Digest
 from engine.cache.worth import Worths
 
 NUM_LOOKED_AT = 64
-"""About so many leaves, in equal distances, where there are more: a look at all costs too much."""
+"""About how many leaves are compared, evenly spaced: to compare all of them costs too much."""
 NUM_CHOSEN = 16
 MIN_PER_CHOSEN = 256
-"""So many of them make way, one after the other, before others are looked at: one of 256 leaves."""
+"""One leaf is chosen for so many leaves. The chosen leaves make way before others are compared."""
 
 
 class WorthQueue(BlockQueue):
@@ -28,9 +28,9 @@ class WorthQueue(BlockQueue):
         self._is_followed = is_followed
         self._leaves: list[Block] = []
         self._inner: list[Block] = []
-        # What makes way next, the last one first, each with its last use when it was chosen.
+        # The blocks that make way next, the last one first. Each has its last use at that moment.
         self._chosen: list[tuple[Block, int]] = []
-        # Where the next look begins.
+        # The index of the first leaf that is compared, modulo the stride.
         self._offset = 0
 
     def settle(self, block: Block) -> None:
@@ -47,7 +47,7 @@ class WorthQueue(BlockQueue):
             block, last_use = self._chosen.pop()
             if block.queue is self and block.last_use == last_use and not self._is_followed(block):
                 return block
-        # A block in use may stand behind a double of a block that is not.
+        # There may be no leaf: a block in use may follow a duplicate of a block that is not in use.
         blocks = self._leaves or self._inner
         stride = len(blocks) // NUM_LOOKED_AT
         if stride > 1:
@@ -66,7 +66,7 @@ class WorthQueue(BlockQueue):
         blocks.append(block)
 
     def _leave(self, block: Block) -> None:
-        """The last of its list takes its place."""
+        """Take a block out of its list. The last block of the list takes its place."""
         place = block.place
         blocks = self._leaves
         if place >= len(blocks) or blocks[place] is not block:
