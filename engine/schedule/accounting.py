@@ -51,11 +51,12 @@ Publish = Callable[[list[Event]], None]
 
 
 class Accounting:
-    """One epoch's accounting; not thread-safe. Whoever ends a choice must give its blocks back
-    first.
+    """One epoch's accounting; not thread-safe.
 
-    `counts_prefill`: the computed tokens of a request that fails are in its `computed`. Where the
-    backend must ask for them it calls `close_failed` later.
+    A caller that ends a choice must give its blocks back first.
+
+    With `counts_prefill` a failed request's `computed` has the tokens that were computed for it.
+    Without it the backend must ask for their number, and call `close_failed` later.
     """
 
     def __init__(
@@ -118,10 +119,12 @@ class Accounting:
         return DropReply(dropped)
 
     def drop_adapter(self, digest: str) -> bool:
-        """End the entries that an adapter acts on. False, with nothing done, while a request has
-        the adapter."""
-        uses = (request.query.adapter for request in self._requests.values())
-        if any(use is not None and use.digest == digest for use in uses):
+        """End the entries that an adapter acts on.
+
+        False, with nothing changed, while a request uses the adapter.
+        """
+        adapters = (request.query.adapter for request in self._requests.values())
+        if any(adapter is not None and adapter.digest == digest for adapter in adapters):
             return False
         self._cache.entries.drop_adapter(digest)
         self.publish()
@@ -149,7 +152,7 @@ class Accounting:
         request.usage = written.usage
         self.totals.started(written.usage, now - request.began_at)
         if written.held:
-            # Earlier changes are told first, since they may be of the same names.
+            # Earlier changes go first, since they may be of the same names.
             self._events += [*self._cache.pool.changes.take(), *written.held]
         brought = 0.0
         if read_tier not in (None, "device") and request.brought_at is not None:
@@ -195,8 +198,10 @@ class Accounting:
             sequence.finish = "context"
 
     def text(self, sequence: SequenceState, deltas: Sequence[Delta], num_output: int) -> None:
-        """Take a piece of the answer of a server of text. About `num_output` tokens have come so
-        far."""
+        """Take a piece of text from a server that gives no tokens.
+
+        The answer has about `num_output` tokens so far.
+        """
         if deltas:
             self._note_output(sequence)
         missing = num_output - sequence.num_output
@@ -283,8 +288,9 @@ class Accounting:
             self.ended(sequence)
 
     def failed(self, sequence: SequenceState, message: str, code: ErrorCode = "internal") -> None:
-        """End a choice that can't be computed, with `code`. Where its request never began, nothing
-        was written.
+        """End a choice that can't be computed, with `code`.
+
+        If its response has not begun, the whole request fails and nothing was written.
         """
         request = sequence.request
         if request.started_at is not None and code == "too_costly":
@@ -378,7 +384,7 @@ class Totals:
         self._awaited.add(request_id)
 
     def ended(self, counts: FinalCounts, record: str = "") -> None:
-        """`record` is the gateway's, which came with the request."""
+        """`record` is the gateway's record, which came with the request."""
         self._awaited.discard(counts.request_id)
         self.counters["output_tokens"] += counts.output_tokens
         if counts.usage is not None:
@@ -393,8 +399,9 @@ class Totals:
             self._drop_record(oldest)
             self.num_forgotten += 1
         if record:
-            self._records[counts.request_id] = kept = record.encode()
-            self._records_bytes += len(kept)
+            encoded = record.encode()
+            self._records[counts.request_id] = encoded
+            self._records_bytes += len(encoded)
         while self._records_bytes > MAX_RECORDS_BYTES:
             self._drop_record(next(iter(self._records)))
 
@@ -404,7 +411,7 @@ class Totals:
             self._drop_record(request_id)
 
     def records(self, request_ids: Iterable[str]) -> list[KeptRecord]:
-        """Those of these requests' records that are kept."""
+        """The records of these requests, as far as they are kept."""
         return [
             KeptRecord(request_id, self._records[request_id].decode())
             for request_id in dict.fromkeys(request_ids)

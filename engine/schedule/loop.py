@@ -54,8 +54,10 @@ class EngineLoop:
         store: StoreWork | None = None,
         model_seconds: Callable[[Sequence[Work]], float] | None = None,
     ) -> None:
-        """`model_seconds` tells a step's time by a time model that stands in for the computation.
-        None: the clock tells it."""
+        """`model_seconds` gives a step's time by a time model that stands in for the computation.
+
+        None: the clock gives it.
+        """
         self.scheduler = scheduler
         self.accounting = accounting
         self._runner = runner
@@ -156,11 +158,10 @@ class EngineLoop:
     def _learn(
         self, chunks: Sequence[PrefillChunk], works: Sequence[Work], clock_seconds: float
     ) -> None:
-        """Learn from the time of a whole step that computed these chunks. A manual clock tells no
-        such time.
+        """Learn from the time of a whole step that computed these chunks.
 
-        A time model tells the time itself. How much longer its sleep lasted says how busy the
-        machine is, and nothing of what the model stands for.
+        With a time model this is the model's time. The clock's time also has the delay of the sleep
+        on a busy machine, which is no part of the model. A manual clock gives no time.
         """
         seconds = clock_seconds
         if self._model_seconds is not None:
@@ -223,8 +224,10 @@ class EngineLoop:
         return request is not None
 
     def purge(self, pool: BlockPool, owner: Digest | None, begin: int, end: int) -> PurgedBlocks:
-        """Let go of content in a part of the device's or the host's blocks, and write zeros over
-        it. No step may lie between the two."""
+        """Forget content in a part of the device's or the host's blocks, and clear its memory.
+
+        No step may come between the two.
+        """
         self._copy()
         purged = pool.purge(owner, begin, end)
         whole = [(block_id, 0) for block_id in purged.empty]
@@ -278,7 +281,7 @@ class EngineLoop:
         timeout = min(self.accounting.seconds_to_expiry(now), MAX_IDLE_SECONDS)
         if self._store is not None:
             timeout = min(timeout, self._store.seconds_to_next(now))
-            # Running sequences wait for files alone. A file's arrival is a call.
+            # All running sequences wait for files. A file's arrival is a call, which ends the wait.
             is_waiting |= self._is_idle and self._store.is_reading
         while True:
             try:

@@ -30,8 +30,7 @@ class OutputParser(Protocol):
     not yet certain. It is called once, after the last token, however the generation ended.
     """
 
-    # Set by `feed`, the generation is over: the loop samples no more. The deciding token is still
-    # counted.
+    # Set by `feed` once the generation is over. The token that ended it is still counted.
     finish: FinishReason | None
     # Tokens that end the generation where they are drawn.
     end_token_ids: frozenset[TokenId]

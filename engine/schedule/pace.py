@@ -1,11 +1,10 @@
-"""How much a step prefills while several scopes share the engine: no more than a short step
-computes.
+"""How many tokens a step prefills while several scopes share the engine.
 
 A first token waits for the step in progress and for its own. One scope alone gets steps of
 `max_tokens`, which compute the most tokens a second. While several scopes are here, or were here
-lately, a step should take SHARED_SECONDS. The tokens that a step computes in that time are learned
-from the steps themselves, for each depth, since a token deep in a prompt reads more keys. To admit
-a long prompt takes time too, also where nothing of it is computed.
+lately, a step should take SHARED_SECONDS. The number of tokens that a step computes in that time is
+learned from the steps, for each depth, since a token deep in a prompt reads more keys. To admit a
+long prompt takes time too, even if nothing of it is computed.
 """
 
 import math
@@ -17,7 +16,7 @@ SHARED_SECONDS = 0.02
 LATELY_SECONDS = 10.0
 """A scope that had a request in this time is expected to send the next one."""
 ADMITTED_BLOCKS = 4096
-"""A shared step admits prompts of about so many blocks. To look one block up takes some 5 µs."""
+"""About how many blocks of prompts a shared step admits. The look-up of a block takes some 5 µs."""
 FIRST_TOKENS = 3
 """One of the first so many tokens brings a client its first text."""
 MAX_YIELDED = 3
@@ -25,7 +24,7 @@ MAX_YIELDED = 3
 _LEAST_SHARE = 16
 """A step computes this part of `max_tokens` at least: every step also has a fixed cost."""
 _WHOLE_PIECES = 4
-"""A rest of a prompt is computed whole if it has no more than so many least pieces."""
+"""The rest of a prompt is computed whole if it has at most so many times `least_tokens`."""
 _DEPTH_TOKENS = 256
 _MAX_SCOPES = 1024
 
@@ -58,11 +57,11 @@ class StepPace:
         return len(self._seen) > 1
 
     def is_short(self, sequence: SequenceState) -> bool:
-        """Whether the rest of its prompt is computed whole, also in a short step."""
+        """Whether the rest of its prompt is computed whole, even in a short step."""
         lookup = sequence.request.lookup
         num_left = sequence.num_pending
         if sequence is sequence.request.leader and not sequence.table.num_tokens and lookup:
-            num_left -= lookup.read  # it waits, and then reads that from memory
+            num_left -= lookup.read  # it still waits, and will read these from memory
         return num_left <= _WHOLE_PIECES * self.least_tokens
 
     def tokens_at(self, position: int) -> float:
@@ -74,7 +73,8 @@ class StepPace:
         return self._tokens[nearest]
 
     def learn(self, positions: Sequence[tuple[int, int]], seconds: float) -> None:
-        """Learn from a step that prefilled these (start, count) besides decoding, and took so long.
+        """Learn from a step that took `seconds` and prefilled these `positions`: (start, count).
+
         A step much smaller than allowed teaches nothing, unless it took too long.
         """
         total = sum(count for _, count in positions)

@@ -14,8 +14,8 @@ from engine.schedule.output import LogProbs, OutputParser, Spelled, unspelled
 from engine.schedule.runner import SampleParams, Work
 
 NEVER = -1e9
-"""The bias of a token that is drawn only where no other may be. With infinity none would be left
-where a grammar allows this token alone."""
+"""The bias of a token that is drawn only if no other token is allowed. It is finite, because a
+grammar may allow this token alone."""
 
 
 class Ranges:
@@ -44,7 +44,7 @@ class Drafter(Protocol):
     """Proposes tokens of one choice. It must be fast: the engine's thread calls it once a step."""
 
     def propose(self, tokens: Sequence[TokenId]) -> list[TokenId]:
-        """Tokens that may follow these, which begin with the tokens of the call before."""
+        """Tokens that may follow `tokens`. These begin with the tokens of the previous call."""
         ...
 
     def verified(self, num_proposed: int, num_accepted: int) -> None:
@@ -60,27 +60,28 @@ Emit = Callable[[Frame], None]
 class SequenceState:
     """One choice.
 
-    A sequence may be made of other prompts than its own, and compute these first (`is_preparing`).
-    Such a sequence has a class of its own, with other answers to the questions below.
+    The prompt of a sequence may be made of other prompts, which it computes first (`is_preparing`).
+    A subclass stands for such a sequence. It overrides many of the properties below.
     """
 
     request: "RequestState"
     choice: int
-    # It has the keys and values of a prefix of `tokens`.
+    # The blocks that have the keys and values of a prefix of `tokens`.
     table: BlockTable
     parser: OutputParser
     sample: SampleParams
-    # The prompt's and the sampled ones.
+    # The tokens of the prompt, and behind them the sampled ones.
     tokens: list[TokenId]
     finish: FinishReason | None = None
     # When the last token came, in seconds of the engine's clock; None before the first.
     last_output_at: float | None = None
-    # What is added to the logits, by token: the request's biases, the penalties for sampled tokens,
-    # and what rules out an end before `min_tokens`. None without any of them.
+    # The numbers that are added to the logits, by token: the request's biases, the penalties for
+    # sampled tokens, and NEVER for tokens that would end it before `min_tokens`. None: there is
+    # nothing to add.
     bias: dict[TokenId, float] | None = None
-    # The tokens that it has sampled, where there is a bias.
+    # The tokens that it has sampled. They are noted only if there is a `bias`.
     sampled: set[TokenId] = field(default_factory=set)
-    # `Work`'s, None without a repetition penalty.
+    # The `seen` of its `Work`. None: there is no repetition penalty.
     seen: bytearray | None = None
     # None unless the request wants them.
     logprobs: LogProbs | None = None
@@ -88,7 +89,7 @@ class SequenceState:
     draft: list[TokenId] = field(default_factory=list)
     # None without speculation.
     drafter: Drafter | None = None
-    # The work between two steps that it has begun, in bounded parts.
+    # The rest of its work between two steps, in bounded parts. None: it has not begun.
     parts: Iterator[int] | None = None
 
     def __post_init__(self) -> None:
@@ -138,7 +139,7 @@ class SequenceState:
 
     @property
     def answer_end(self) -> AnswerEnd | None:
-        """How its answer ended, as far as the blocks' worth goes by it. None: it has not ended."""
+        """How its answer ended, in the classes of blocks' worth. None: it has not ended."""
         match self.finish:
             case None:
                 return None
@@ -174,7 +175,7 @@ class SequenceState:
         )
 
     def position_of(self, slot: int) -> int:
-        """The position in the prompt of what is computed at a slot."""
+        """The position in the prompt of the token at a slot."""
         return slot + self.request.query.cut
 
     @property
@@ -194,15 +195,17 @@ class SequenceState:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it goes on only with all the blocks that it was admitted with. If so, no block is
-        computed in a lost one's place."""
+        """Whether it needs all the blocks that it was admitted with.
+
+        If so, it starts again when a block is lost. Otherwise the lost block is computed.
+        """
         return False
 
-    # Of a sequence that is made of other prompts.
+    # A sequence whose prompt is made of other prompts overrides these.
 
     @property
     def is_preparing(self) -> bool:
-        """Whether it computes another prompt now, of which its own is made."""
+        """Whether it computes one of the prompts now that its own is made of."""
         return False
 
     @property
@@ -211,7 +214,7 @@ class SequenceState:
         return False
 
     def new_parts(self) -> Iterator[int]:
-        """The work, in bounded parts. Each part yields how many tokens of prefill take as long."""
+        """The work, in bounded parts. Each yields how many tokens of prefill take as long."""
         return iter(())
 
     def go_on(self, cache: PrefixCache) -> list[BlockCopy]:
@@ -227,8 +230,10 @@ class SequenceState:
 
     @property
     def ending(self) -> "Sequence[SequenceState]":
-        """The choices that end with this one. If the request's response has not begun, all of its
-        choices do."""
+        """The choices that end with this one.
+
+        These are all choices of the request if its response has not begun.
+        """
         return [self] if self.request.started_at is not None else self.request.sequences
 
     @property
@@ -271,7 +276,7 @@ class Twin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ImagePrompt:
-    """A prompt's tokens with one place for each of its images, and those, in order."""
+    """A prompt's tokens, with one place for each image, and its images in order."""
 
     token_ids: Sequence[TokenId]
     images: Sequence[Image]
@@ -287,22 +292,23 @@ class RequestState:
     parsers: Sequence[OutputParser]
     emit: Emit
     submitted_at: float
-    # What a token stands for.
+    # Gives the bytes of a token.
     spelled: Callable[[TokenId], Spelled] = unspelled
     unheld: Sequence[UnheldTool] = ()
     folded: Sequence[int] = ()
     inexact: Sequence[int] = ()
-    # With images the prompt is also there like this.
+    # The prompt with its images. None: it has no images.
     image_prompt: ImagePrompt | None = None
     # None while nothing is pinned for it: before its look-up, and after preemption.
     lookup: Lookup | None = None
     # The sequence that it waits for.
     twin: Twin | None = None
-    # The most tokens of its prompt that it waited for.
+    # The largest number of tokens that it waited for a twin to compute.
     raced: int = 0
     # How many later requests were admitted before it, because it did not fit or they reused more.
     num_overtaken: int = 0
-    # How many tokens those computed that passed it because they reused more (`reuse_order.py`).
+    # How many tokens were computed by requests that passed it because they reused more
+    # (`reuse_order.py`).
     overtaken_tokens: int = 0
     # How many free blocks it needed when it did not fit.
     num_needed: int = 0
@@ -314,7 +320,7 @@ class RequestState:
     began_at: float | None = None
     # When its response began.
     started_at: float | None = None
-    # When the last of its blocks came from a tier below.
+    # When the last of its blocks arrived from a lower tier.
     brought_at: float | None = None
     usage: InputUsage | None = None
     # The positions of its prompt that went through the model.
@@ -388,15 +394,17 @@ class PrefillChunk:
     # The slot of the first token.
     start: int
     count: int
-    # Nothing is pending behind it.
+    # Whether the sequence's pending tokens end with it.
     is_last: bool
-    # Tokens that may follow. They are computed too.
+    # Proposed tokens, which are computed behind the others.
     draft: Sequence[TokenId] = ()
 
     @property
     def is_decode(self) -> bool:
-        """Whether it is one token that samples. A prompt's last token alone counts too, because it
-        costs the same."""
+        """Whether it is a single token that samples.
+
+        A chunk of a prompt's last token alone counts too, because it costs the same.
+        """
         return self.count == 1 and self.is_last
 
 

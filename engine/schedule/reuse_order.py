@@ -1,4 +1,4 @@
-"""Which request of a scope goes first where the first in order would evict what others reuse."""
+"""Which request of a scope goes first, if the first in order would evict what the others reuse."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
@@ -9,7 +9,7 @@ from engine.cache.prefix_cache import PrefixCache
 from engine.schedule.request import RequestState, SequenceState
 
 MAX_LOOKED_AT = 64
-"""How many requests of the queue a step looks at for those of one scope."""
+"""How far into the queue a step looks for requests of one scope."""
 MAX_OVERTAKEN = 16
 """How many requests may be admitted before one that came earlier."""
 MAX_STEPS = 4
@@ -26,22 +26,23 @@ class Waiting(NamedTuple):
     num_unreferenced: int
     # How many requests went before it.
     num_overtaken: int
-    # How many tokens those computed that passed it.
-    overtaken: int
+    # How many tokens were computed by the requests that passed it.
+    overtaken_tokens: int
 
     def patience(self, max_tokens: int) -> int:
         """How many tokens the next request that passes this one may compute."""
-        is_late = self.num_overtaken >= MAX_OVERTAKEN
-        return 0 if is_late else max(self.uncached, max_tokens) - self.overtaken
+        if self.num_overtaken >= MAX_OVERTAKEN:
+            return 0
+        return max(self.uncached, max_tokens) - self.overtaken_tokens
 
 
 def next_by_reuse(line: Sequence[Waiting], pool: BlockPool, step_tokens: int) -> int:
     """The index of the next request. `line` is in order of arrival and not empty.
 
-    The first goes first, unless its blocks can only be had by evicting what the others would reuse.
-    Then the one that has least to compute does, as in SGLang (Zheng et al. 2024, section 3). Nobody
-    starves: a request is passed MAX_OVERTAKEN times at most, by requests that compute no more
-    tokens than it does itself, or than MAX_STEPS steps do.
+    It is the first in order, unless that would evict what the others reuse. Then it is the one with
+    the fewest tokens to compute, as in SGLang (Zheng et al. 2024, section 3). No request starves:
+    others pass it MAX_OVERTAKEN times at most. These compute no more tokens together than it does
+    itself, or than MAX_STEPS steps do if that is more.
     """
     first, *others = line
     spare = pool.num_reclaimable - sum(waiting.num_unreferenced for waiting in others)
@@ -60,15 +61,16 @@ def next_by_reuse(line: Sequence[Waiting], pool: BlockPool, step_tokens: int) ->
 class ReuseOrder:
     """Lets a waiting request pass others of its scope where they would evict what it reuses.
 
-    Only requests of one scope are compared. What is here is estimated from digests: what a request
-    reuses is decided at its admission.
+    Only requests of one scope are compared. The reuse is estimated from digests. What a request
+    really reuses is decided at its admission.
     """
 
     def __init__(self, cache: PrefixCache, max_step_tokens: int) -> None:
         self._cache = cache
         self._max_step_tokens = max_step_tokens
-        # The request that is next, and the earlier ones that it passes.
+        # The request that `next` chose, if it passes others.
         self._next: SequenceState | None = None
+        # The earlier requests that it passes.
         self._passed: list[SequenceState] = []
 
     def next(
@@ -105,19 +107,20 @@ class ReuseOrder:
     def _compared(self, request: RequestState) -> Waiting:
         assert request.lookup is not None
         digests = request.query.digests
-        here = self._cache.resident(digests)
-        referenced = self._cache.resident(digests, here, is_referenced=True)
+        num_resident = self._cache.resident(digests)
+        num_referenced = self._cache.resident(digests, num_resident, is_referenced=True)
+        cached = max(num_resident * self._cache.pool.block_size, request.lookup.read)
         # The last token is always computed.
-        most = max(here * self._cache.pool.block_size, request.lookup.read)
+        reused = min(cached, digests.num_tokens - 1)
         return Waiting(
-            uncached=digests.num_tokens - min(most, digests.num_tokens - 1),
-            num_unreferenced=here - referenced,
+            uncached=digests.num_tokens - reused,
+            num_unreferenced=num_resident - num_referenced,
             num_overtaken=request.num_overtaken,
-            overtaken=request.overtaken_tokens,
+            overtaken_tokens=request.overtaken_tokens,
         )
 
     def admitted(self, sequence: SequenceState, overtaken: Sequence[SequenceState]) -> None:
-        """A sequence got its blocks. Those that it passed, and those in `overtaken`, still wait."""
+        """A sequence got its blocks. It passed others, and the sequences in `overtaken`."""
         passed = self._passed if sequence is self._next else []
         for other in {*passed, *overtaken}:
             other.request.num_overtaken += 1

@@ -26,16 +26,16 @@ class SampleParams:
     top_k: int
     # The same for all draws of a sequence.
     seed: int
-    # Taken from the logits of tokens that the sequence has sampled.
+    # Subtracted from the logits of tokens that the sequence has sampled.
     presence_penalty: float = 0.0
-    # The same, once for each time that it has sampled the token.
+    # Subtracted once for each time that the sequence has sampled the token.
     frequency_penalty: float = 0.0
-    # Lowers the logits of tokens that the sequence or its prompt has: positive ones are divided by
-    # it, others multiplied.
+    # Lowers the logits of tokens of the sequence and its prompt. Positive logits are divided by it,
+    # others are multiplied by it.
     repetition_penalty: float = 1.0
-    # A share of the most likely token's probability.
+    # A token is drawn only if its probability is at least this share of the likeliest token's.
     min_p: float = 0.0
-    # Before so many tokens are sampled none ends the sequence.
+    # The number of tokens that are sampled before a token may end the sequence.
     min_tokens: int = 0
     # Added to the logits of its tokens.
     bias: Mapping[TokenId, float] = field(default_factory=dict)
@@ -48,11 +48,11 @@ class DrawnProbs:
     They are the model's own: at temperature 1, before biases, penalties and `Work.allowed`.
     """
 
-    # So many of the most likely tokens are wanted.
+    # How many of the most likely tokens are wanted.
     num_top: int
-    # The drawn token's.
+    # The drawn token's log-probability.
     drawn: float = 0.0
-    # The most likely tokens, with theirs.
+    # The most likely tokens, with their log-probabilities.
     top: list[tuple[TokenId, float]] = field(default_factory=list)
 
 
@@ -63,8 +63,8 @@ class Work:
     A work with a draft has no `allowed`, `bias`, `seen` or `probs`.
     """
 
-    # Their keys and values are to be computed, at slots start, start + 1, … The last ones may be
-    # the draft's.
+    # The tokens whose keys and values are computed, at slots start, start + 1, … The last ones may
+    # be the draft.
     token_ids: Sequence[TokenId]
     # The keys and values of slots [0, start) are in the blocks already.
     start: int
@@ -72,8 +72,8 @@ class Work:
     block_table: Sequence[int]
     # None: the last token's logits are not needed.
     sample: SampleParams | None = None
-    # The tokens to draw from: a bit per token id, lowest first. Beyond its end none is allowed.
-    # None: all are.
+    # The tokens to draw from: a bit per token id, lowest first. Tokens beyond its end are not
+    # allowed. None: all tokens are allowed.
     allowed: bytes | None = None
     # Added to the logits of its tokens.
     bias: Mapping[TokenId, float] | None = None
@@ -81,10 +81,11 @@ class Work:
     seen: bytearray | None = None
     # To be filled by the runner.
     probs: DrawnProbs | None = None
-    # Tokens that were proposed: the last of `token_ids`. The runner draws behind the token in front
-    # of them.
+    # The proposed tokens, which are the last of `token_ids`. The first token is drawn behind the
+    # token in front of them.
     draft: Sequence[TokenId] = ()
-    # While the runner draws what was proposed, it also draws behind that. Those tokens come here.
+    # The tokens that the runner draws behind proposed ones. It goes on as long as the token that it
+    # draws is the proposed one.
     behind: list[TokenId] = field(default_factory=list)
     # For models with linear layers: where the recurrent state behind slot start is, and where the
     # new one is written.

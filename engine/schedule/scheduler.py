@@ -7,11 +7,11 @@ another scope's short one. Batch sequences are planned behind all interactive on
 (`batch_share.py`).
 
 If the first request in order does not fit, later ones may overtake it, MAX_OVERTAKEN times at most.
-After that it gets the blocks of the running sequences as they end. One of its scope may also pass
-it where it would evict what that one reuses (`reuse_order.py`). If a running sequence finds no
-block for its next token, the youngest sequence is preempted and recomputed later. Batch sequences
-are preempted before interactive ones, and for interactive requests that find no block or place.
-Leases are ended only when nothing else can run.
+After that it gets the blocks of the running sequences as they end. Another request of its scope may
+also pass it, if it would evict what that request reuses (`reuse_order.py`). If a running sequence
+finds no block for its next token, the youngest sequence is preempted and recomputed later. Batch
+sequences are preempted before interactive ones. They are also preempted for interactive requests
+that find no block or place. Leases are ended only when nothing else can run.
 """
 
 from collections import Counter, deque
@@ -35,8 +35,8 @@ from engine.schedule.waiting import WaitingClasses
 MAX_TRIED = 4
 """How many requests that do not fit one step tries. Each try reads its whole prompt."""
 SPARE_SHARE = 8
-"""A part of `max_running`, one in so many, may run besides. Each is of a scope with nothing else
-running."""
+"""Beyond `max_running` there is one spare place for each so many places. A spare place is for a
+scope of which nothing else runs."""
 
 
 def most_running(max_running: int) -> int:
@@ -107,11 +107,12 @@ class Scheduler:
     def schedule(self, now: float) -> list[PrefillChunk]:
         """The next step's chunks. The copies of `take_copies` must be made before them."""
         waiting = self.waiting
-        seen = {sequence.scope for sequence in self.running if not sequence.is_batch}
-        batches = {sequence.scope for sequence in self.running if sequence.is_batch}
-        batches |= waiting[True].scopes
-        seen |= waiting[False].scopes | {f"batches of {scope}" for scope in batches}
-        self._pace.see(seen, now)
+        scopes = {sequence.scope for sequence in self.running if not sequence.is_batch}
+        scopes |= waiting[False].scopes
+        batch_scopes = {sequence.scope for sequence in self.running if sequence.is_batch}
+        batch_scopes |= waiting[True].scopes
+        scopes |= {f"batches of {scope}" for scope in batch_scopes}
+        self._pace.see(scopes, now)
         # Look the next request up again if its blocks were given up, before anything is written.
         for is_batch in (False, True):
             sequence = self._next_waiting(is_batch)
@@ -153,15 +154,18 @@ class Scheduler:
         self._pace.learn(prefilled, seconds)
 
     def take_copies(self) -> tuple[list[BlockCopy], list[BlockId], list[BlockCopy]]:
-        """What is to be done before anything is written on the device, in this order: copies to the
-        host, zeros to blocks, copies on the device."""
+        """The work that must be done before anything is written on the device.
+
+        In this order: copies to the host, blocks to clear, copies on the device.
+        """
         host = self._cache.host
         pool = self._cache.pool
         copies = self.copies
         self.copies = []
         to_clear = pool.to_clear
         pool.to_clear = []
-        return host.take_demotions() if host is not None else [], to_clear, copies
+        demotions = host.take_demotions() if host is not None else []
+        return demotions, to_clear, copies
 
     def take_arrivals(self, max_loads: int = 0) -> Arrivals:
         """The blocks that one step brings back, in the order in which their sequences wait.
@@ -206,16 +210,16 @@ class Scheduler:
     def _next_waiting(self, is_batch: bool) -> SequenceState | None:
         """The next request of its class that does not wait for a twin's blocks.
 
-        Those that wait keep their place.
+        Requests that wait for a twin keep their places.
         """
-        line = self.waiting[is_batch]
-        first = next((waits for waits in line if not self._awaits_twin(waits)), None)
-        return self._reuse_order.next(first, line, self._awaits_twin)
+        queue = self.waiting[is_batch]
+        ready = (sequence for sequence in queue if not self._awaits_twin(sequence))
+        return self._reuse_order.next(next(ready, None), queue, self._awaits_twin)
 
     def _next_behind(
         self, overtaken: Sequence[SequenceState], is_batch: bool
     ) -> SequenceState | None:
-        """The next request that may fit. It stands behind these, which do not fit."""
+        """The next request that may fit. The requests in `overtaken` do not fit."""
         if not overtaken:
             return self._next_waiting(is_batch)
         if len(overtaken) > MAX_TRIED:
@@ -223,13 +227,14 @@ class Scheduler:
         if any(other.request.num_overtaken >= MAX_OVERTAKEN for other in overtaken):
             return None
         free = self._cache.pool.num_reclaimable
-        for waits in islice(self.waiting[is_batch], MAX_LOOKED_AT):
-            if waits.request.num_needed > free or waits in overtaken or waits.lacks_look_up:
+        for sequence in islice(self.waiting[is_batch], MAX_LOOKED_AT):
+            request = sequence.request
+            if request.num_needed > free or sequence in overtaken or sequence.lacks_look_up:
                 continue
-            if waits.request.started_at is None and waits is not waits.request.leader:
-                continue  # a choice never begins before the first one
-            if not self._awaits_twin(waits):
-                return waits
+            if request.started_at is None and sequence is not request.leader:
+                continue  # the first choice begins before the others
+            if not self._awaits_twin(sequence):
+                return sequence
         return None
 
     def _awaits_twin(self, sequence: SequenceState) -> bool:
@@ -237,12 +242,12 @@ class Scheduler:
 
         It pays if it saves at least a block, and at least half of the tokens it waits for. So a
         request that read most of the prefix from an entry does not wait for a sequence that
-        computes it from the beginning. Only running sequences are waited for, which wait for none:
-        there is no circle.
+        computes it from the beginning. There is no circle: a sequence waits only for running
+        sequences, and these wait for none.
         """
         request = sequence.request
         size = self._cache.pool.block_size
-        most = 0
+        most_saved = 0
         if not sequence.is_new or self._cache.state_blocks:
             return False
         twin = request.twin
@@ -261,9 +266,9 @@ class Scheduler:
             shared = min(common_blocks(digests, other.request.query.digests), usable) * size
             computed = other.num_computed
             saved = shared - max(read, computed)
-            if saved >= size and 2 * saved >= shared - computed and saved > most:
+            if saved >= size and 2 * saved >= shared - computed and saved > most_saved:
                 request.twin = Twin(other, shared)
-                most = saved
+                most_saved = saved
         if request.twin is not None:
             request.raced = max(request.raced, request.twin.tokens)
         return request.twin is not None
@@ -296,9 +301,9 @@ class Scheduler:
         return batch[-1] if batch else self.running[-1]
 
     def _preempt_batch(self, needy: SequenceState, keep: int = 0) -> bool:
-        """Preempt the youngest batch sequence for an interactive request, but not the last `keep`.
+        """Preempt the youngest batch sequence for an interactive request.
 
-        Return whether there was one.
+        `keep` batch sequences go on running. Return whether a sequence was preempted.
         """
         if needy.is_batch or sum(sequence.is_batch for sequence in self.running) <= keep:
             return False
@@ -308,7 +313,7 @@ class Scheduler:
     def _prefills(self, room: StepRoom, now: float, *, is_batch: bool) -> list[PrefillChunk]:
         """Prefill running sequences of a class and admit the next, the least served scope first.
 
-        Running ones win ties, but a long prompt against a short one.
+        A running sequence wins a tie, unless its prompt is long and the waiting one is short.
         """
         chunks: list[PrefillChunk] = []
         queue = self.waiting[is_batch]
@@ -363,12 +368,11 @@ class Scheduler:
         The spare places are for scopes of which nothing runs. So no scope keeps others out by
         running many sequences.
         """
-        left = self._max_running - len(self.running)
+        num_places_left = self._max_running - len(self.running)
         # One batch sequence keeps its place, so that batches get their floor.
-        if left <= 0 and not self._preempt_batch(sequence, keep=1):
+        if num_places_left <= 0 and not self._preempt_batch(sequence, keep=1):
             is_new_scope = all(other.scope != sequence.scope for other in self.running)
-            most = most_running(self._max_running)
-            if not is_new_scope or len(self.running) >= most:
+            if not is_new_scope or len(self.running) >= most_running(self._max_running):
                 return False
         if sequence.lacks_look_up or not sequence.can_sample:
             return False
@@ -386,7 +390,8 @@ class Scheduler:
                     continue
                 sequence.finish = "context"  # it does not fit into the whole pool
             else:
-                request.began_at = now if request.began_at is None else request.began_at
+                if request.began_at is None:
+                    request.began_at = now
             break
         self.waiting[sequence.is_batch].remove(sequence)
         self.running.append(sequence)
@@ -395,30 +400,25 @@ class Scheduler:
     # Work between two steps.
 
     def next_to_prepare(self) -> SequenceState | None:
-        """The sequence of whose work a part is done before the next step.
+        """The sequence that gets a part of its work done before the next step.
 
         One sequence of a class is worked on until it is done. A batch sequence gets a part only
-        behind steps that compute batch sequences. There it goes first, so that batches get their
+        after a step that computed batch sequences. Then it goes first, so that batches get their
         floor.
         """
-        turn = self._has_batch_turn
-        due = [
-            sequence
-            for sequence in self.running
-            if sequence.is_part_due and sequence.is_batch <= turn
-        ]
-        return min(
-            due,
-            key=lambda sequence: (
-                sequence.is_batch != turn,
-                sequence.parts is None,
-                self.waiting[sequence.is_batch].served(sequence),
-            ),
-            default=None,
-        )
+        has_batch_turn = self._has_batch_turn
+        due = [sequence for sequence in self.running if sequence.is_part_due]
+        if not has_batch_turn:
+            due = [sequence for sequence in due if not sequence.is_batch]
+
+        def order(sequence: SequenceState) -> tuple[bool, bool, int]:
+            served = self.waiting[sequence.is_batch].served(sequence)
+            return sequence.is_batch != has_batch_turn, sequence.parts is None, served
+
+        return min(due, key=order, default=None)
 
     def prepare(self, sequence: SequenceState) -> None:
-        """Do a part of its work, for which its scope pays. After the last part it goes on."""
+        """Do a part of its work, and charge its scope. After the last part it goes on."""
         if sequence.parts is None:
             sequence.parts = sequence.new_parts()
         num_tokens = next(sequence.parts, None)
@@ -436,7 +436,7 @@ class Scheduler:
                 if len(self.running) > 1:
                     self._preempt(sequence)
                 elif self._free_what_nobody_runs_on():
-                    continue  # otherwise it would be admitted in vain for ever
+                    continue  # if it were preempted, it would be admitted and preempted for ever
                 else:
                     sequence.finish = "context"
             return
@@ -456,7 +456,7 @@ class Scheduler:
     def _free_what_nobody_runs_on(self, besides: SequenceState | None = None) -> bool:
         """Free blocks when nothing else can run.
 
-        What waiting requests have pinned goes first, then leases, one at a time.
+        The blocks that waiting requests have pinned go first. Then leases end, one at a time.
         """
         for sequence in reversed(list(self.waiting)):
             request = sequence.request

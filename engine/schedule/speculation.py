@@ -19,7 +19,7 @@ from engine.cache.table import BlockCopy
 from engine.schedule.request import Drafter, PrefillChunk, SequenceState
 
 MAX_STEP_SHARE = 4
-"""A quarter of a step's tokens may be proposed ones."""
+"""At most one in so many of a step's tokens is a proposed one."""
 
 
 class Speculation:
@@ -37,9 +37,10 @@ class Speculation:
         self._max_context_tokens = max_context_tokens
 
     def propose(self, sequences: Iterable[SequenceState]) -> None:
-        """Note what may follow the sequences' tokens, where nothing but these tells what is drawn.
+        """Note what may follow the sequences' tokens.
 
-        A grammar, biases, penalties and log-probabilities would have to be known ahead.
+        Nothing is proposed to a sequence with a grammar, biases, penalties or log-probabilities.
+        They depend on the tokens drawn before, so they would have to be known ahead.
         """
         for sequence in sequences:
             if (
@@ -65,7 +66,7 @@ class Speculation:
         for chunk in chunks:
             sequence = chunk.sequence
             table = chunk.sequence.table
-            # One more than proposed is drawn: neither the output's limit nor the context is passed.
+            # One token more than proposed is drawn: it must fit into the context and `max_tokens`.
             query = sequence.request.query
             num_tokens = len(sequence.tokens)
             room = min(left, self._max_context_tokens - query.cut - num_tokens - 1)

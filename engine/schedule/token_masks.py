@@ -21,16 +21,16 @@ from engine.schedule.output import OutputConstraint
 from engine.schedule.request import RequestState, SequenceState
 
 MASK_SECONDS = 10.0
-"""By the clock on the wall. The library's own limits end a mask within a second of processor."""
+"""Seconds of real time. The library's own limits end a mask within a second of processor time."""
 WAIT_SECONDS = 0.005
 """Seconds for which a step waits for masks. Most are ready by then."""
 BRIEF_SECONDS = 0.001
-"""The same while other scopes wait for the step."""
+"""The same, while other scopes wait for the step."""
 MAX_THREADS = 4
 NICENESS = 5
 """A thread takes a third of the processor that a step takes beside it, as preparing workers do."""
 TAKE_SECONDS = 0.002
-"""How long grammars take tokens in one shared step, and one token longer at most."""
+"""Seconds after which a shared step gives grammars no further token."""
 
 
 class _Job:
@@ -38,7 +38,7 @@ class _Job:
 
     def __init__(self, constraints: dict[SequenceState, OutputConstraint], clock: Clock) -> None:
         self.constraints = constraints
-        # Whose mask is being computed, and since when.
+        # The sequence whose mask is being computed, and when that began.
         self.at: tuple[SequenceState, float] | None = None
         self._clock = clock
 
@@ -59,11 +59,11 @@ class TokenMaskPool:
             MAX_THREADS, thread_name_prefix="token-mask", initializer=step_back
         )
         self._jobs: dict[RequestState, tuple[_Job, Future[None]]] = {}
-        # Those whose request has a job that may be without them.
+        # Sequences that came while their request had a job, which may lack their masks.
         self._wanted: dict[SequenceState, None] = {}
 
     def begin(self, sequences: Iterable[SequenceState]) -> None:
-        """Start computing the masks of those of these sequences that have a constraint."""
+        """Start computing the masks of these sequences, as far as they have a constraint."""
         wanted: dict[RequestState, dict[SequenceState, OutputConstraint]] = {}
         for sequence in sequences:
             constraint = sequence.parser.constraint
@@ -82,7 +82,7 @@ class TokenMaskPool:
         return sequence.request in self._jobs
 
     def settle(self, *, is_brief: bool = False) -> list[SequenceState]:
-        """Wait a moment for masks; a shorter one if `is_brief`.
+        """Wait a moment for masks. With `is_brief` the moment is shorter.
 
         Return the sequences whose mask failed or takes too long: they must end.
         """
@@ -140,8 +140,8 @@ class SampledTokens:
     def add(self, sequence: SequenceState, tokens: Sequence[TokenId]) -> None:
         """Give a choice one step's tokens.
 
-        A choice with a constraint has one token, which its grammar takes later. Others take theirs
-        at once, no further than to the one that ends the choice.
+        A choice with a constraint has one token, which its grammar takes later. Other choices take
+        their tokens at once, up to the one that ends the choice.
         """
         if sequence.parser.constraint is not None:
             self._late.append((sequence, tokens[0]))
@@ -167,7 +167,7 @@ class SampledTokens:
         busy: list[tuple[SequenceState, TokenId]] = []
         while self._late:
             sequence, token = self._late.popleft()
-            # One that has ended needs it no more. One that was preempted samples it again.
+            # An ended sequence needs no token. A preempted sequence samples its token again.
             if sequence.finish is not None or sequence.num_pending:
                 continue
             if is_busy(sequence):

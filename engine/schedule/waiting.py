@@ -1,7 +1,7 @@
 """The waiting requests and their fair order.
 
-There is one line per scope, in order of arrival. The next turn is the scope's that got the fewest
-computed tokens; of equal ones the one's that was served longest ago. A scope that comes, or comes
+There is one line per scope, in order of arrival. The scope with the fewest computed tokens has the
+next turn. Of equal scopes it is the one that was served longest ago. A scope that comes, or comes
 back, starts level with the least served of the others, so that no scope saves up turns by staying
 away. A preempted sequence comes before all others.
 """
@@ -32,8 +32,8 @@ class WaitingQueue:
         """The requests in the order of their turns, if no tokens are computed in between."""
         yield from self._preempted
         served = self._served
-        at = self._served_at
-        for scope in sorted(self._lines, key=lambda name: (served[name], at.get(name, 0))):
+        served_at = self._served_at
+        for scope in sorted(self._lines, key=lambda name: (served[name], served_at.get(name, 0))):
             yield from self._lines[scope]
 
     def __contains__(self, sequence: SequenceState) -> bool:

@@ -91,7 +91,7 @@ waiting = st.builds(
     uncached=st.integers(1, 5000),
     num_unreferenced=st.integers(0, 500),
     num_overtaken=st.integers(0, MAX_OVERTAKEN),
-    overtaken=st.integers(0, 20_000),
+    overtaken_tokens=st.integers(0, 20_000),
 )
 
 
