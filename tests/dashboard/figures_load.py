@@ -327,7 +327,7 @@ class Load:
 def running_load(data: Path, num_turns: int, seed: str) -> Iterator[Load]:
     """The load, once all of it is in the ledger. Its engines and gateway still run."""
     gateway = {"HOLDFAST_MODELS": ""}
-    with running_fleet(data, 2, 1, SETTINGS, gateway, own=OWN) as fleet:
+    with running_fleet(data, 2, 1, SETTINGS, gateway, per_engine=OWN) as fleet:
         load = Load(fleet, random.Random(seed))
         load.begin()
         for part in range(NUM_KILLS + 1):

@@ -39,7 +39,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     # No directory can be made there, by root either.
     per_engine = ({}, {"ENGINE_STORE": "/proc/no-store"})
     with (
-        running_fleet(folder, 2, own=per_engine) as fleet,
+        running_fleet(folder, 2, per_engine=per_engine) as fleet,
         running_dashboard(fleet.gateway.url, folder) as url,
         browsing() as opened,
     ):

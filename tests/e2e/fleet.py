@@ -34,16 +34,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Gateway(Admin):
-    """`model`: whom its engines serve; `own`: the key of the workspace that asks."""
+    """`model`: whom its engines serve; `workspace_key`: of the workspace that asks."""
 
     model: str = "synthetic"
-    own: str = API_KEY
+    workspace_key: str = API_KEY
     data: Path = Path()
 
     def send(self, path: str = MESSAGES, **body: Any) -> httpx.Response:
         """A body as it is, but for the model."""
         url = f"{self.url}{path}"
-        headers = headers_of(self.own)
+        headers = headers_of(self.workspace_key)
         return httpx.post(
             url, json={"model": self.model, **body}, headers=headers, timeout=600, trust_env=False
         )
@@ -83,12 +83,12 @@ class Gateway(Admin):
 
 @dataclass
 class Fleet:
-    """`engines[i]` is `engine-i` of every gateway; `own[i]` are its own settings."""
+    """`engines[i]` is `engine-i` of every gateway; `per_engine[i]` are its own settings."""
 
     engines: list[str]
     settings: Settings
     backend: str = "synthetic"
-    own: Sequence[Settings] = ()
+    per_engine: Sequence[Settings] = ()
     gateways: list[Gateway] = field(default_factory=list)
     processes: list[Process] = field(default_factory=list)
 
@@ -144,7 +144,7 @@ class Fleet:
 
     def _start(self, number: int, settings: Settings) -> Process:
         url = self.engines[number]
-        of_engine = self.own[number] if self.own else {}
+        of_engine = self.per_engine[number] if self.per_engine else {}
         merged = {"ENGINE_LOG_LEVEL": "error", **settings, **of_engine}
         environment = engine_environment(int(url.rpartition(":")[2]), merged)
         backend = of_engine.get("ENGINE_BACKEND", self.backend)
@@ -173,13 +173,13 @@ def running_fleet(
     settings: Settings | None = None,
     gateway_settings: Settings | None = None,
     backend: str = "synthetic",
-    own: Sequence[Settings] = (),
+    per_engine: Sequence[Settings] = (),
 ) -> Iterator[Fleet]:
     """Start all, wait until every gateway has every engine, and end them whatever happens."""
     quiet = {"HOLDFAST_LOG_LEVEL": "error", **(gateway_settings or {})}
     with ExitStack() as stack:
         fleet = Fleet(
-            [url_of(free_port()) for _ in range(num_engines)], settings or {}, backend, own
+            [url_of(free_port()) for _ in range(num_engines)], settings or {}, backend, per_engine
         )
         stack.callback(lambda: stop(*fleet.processes))
         fleet.start()

@@ -57,7 +57,7 @@ class Asking(Gateway):
     def stranger(self) -> "Asking":
         """Another workspace that may ask for the same."""
         self.workspace("stranger", may_approximate=True)
-        return replace(self, own=self.make_key("stranger")[1])
+        return replace(self, workspace_key=self.make_key("stranger")[1])
 
     def kind(self, message: dict[str, Any]) -> str | None:
         kind: str | None = self.recorded(message["id"])["approximate"]

@@ -50,7 +50,7 @@ def call(
 
 
 def hold(fleet: Fleet, key: str, ttl: str = "1h", rules: int = 30) -> dict[str, Any]:
-    gateway = Gateway(fleet.gateway.url, own=key)
+    gateway = Gateway(fleet.gateway.url, workspace_key=key)
     return gateway.answer(marked(handbook(rules), ttl))
 
 
@@ -64,7 +64,7 @@ def listed(fleet: Fleet, key: str, query: str = "") -> list[dict[str, Any]]:
 
 def test_a_lease_is_found_by_its_answer_and_ended(fleet: Fleet, keys: dict[str, str]) -> None:
     text = marked(handbook(40), "1h")
-    gateway = Gateway(fleet.gateway.url, own=keys["mine"])
+    gateway = Gateway(fleet.gateway.url, workspace_key=keys["mine"])
     answer = gateway.answer(text)
     eventually(lambda: Admin(fleet.gateway.url).has(answer["id"]))
     (entry,) = listed(fleet, keys["mine"], f"?message_id={answer['id']}")
@@ -193,7 +193,7 @@ def test_an_engine_that_does_not_answer_is_not_taken_for_one_without_the_entry(
     with running_fleet(
         tmp_path, num_engines=2, settings={"ENGINE_MIN_CACHE_TOKENS": "64"}
     ) as fleet:
-        key = fleet.gateway.own
+        key = fleet.gateway.workspace_key
         fleet.gateway.use(0, "drain")
         hold(fleet, key)
         fleet.gateway.use(0, "resume")

@@ -42,7 +42,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shared(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Iterator[Fleet]:
     """The second engine has a store."""
     per_engine = ({}, {"ENGINE_STORE": str(store)})
-    with running_fleet(tmp_path_factory.mktemp("pair"), 2, own=per_engine) as fleet:
+    with running_fleet(tmp_path_factory.mktemp("pair"), 2, per_engine=per_engine) as fleet:
         yield fleet
 
 
@@ -198,7 +198,7 @@ def test_a_store_whose_disk_is_full_is_told_and_written_again_when_there_is_room
 ) -> None:
     with small_disk(tmp_path / "disk") as disk:
         per_engine = ({"ENGINE_STORE": str(disk / "store")},)
-        with running_fleet(tmp_path / "fleet", 1, own=per_engine) as fleet:
+        with running_fleet(tmp_path / "fleet", 1, per_engine=per_engine) as fleet:
             eventually(lambda: conditions(fleet) == [])
             filler = disk / "filler"
             with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):

@@ -30,7 +30,7 @@ def keys(stack: Stack) -> dict[str, str]:
 
 
 def send(stack: Stack, key: str, text: str = SYSTEM, ttl: str = "5m") -> dict[str, Any]:
-    return Gateway(stack.gateway, own=key).answer(marked(text, ttl), "What is a lease?")
+    return Gateway(stack.gateway, workspace_key=key).answer(marked(text, ttl), "What is a lease?")
 
 
 def leases(stack: Stack, workspace: str) -> list[Any]:

@@ -60,7 +60,7 @@ def judged(gateway: Gateway, turn_id: str) -> tuple[Turn, TurnDivergence, Verdic
 
 def of_workspace(gateway: Gateway, name: str) -> Gateway:
     gateway.workspace(name)
-    return Gateway(gateway.url, own=gateway.make_key(name)[1], data=gateway.data)
+    return Gateway(gateway.url, workspace_key=gateway.make_key(name)[1], data=gateway.data)
 
 
 @pytest.mark.parametrize("name", HEADS)

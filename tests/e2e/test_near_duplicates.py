@@ -38,7 +38,7 @@ def check(admin: Gateway) -> None:
     def ask(key: str, system: str, tools: Any = ()) -> dict[str, Any]:
         nonlocal num_turns
         num_turns += 1
-        asking = replace(admin, own=key)
+        asking = replace(admin, workspace_key=key)
         answer = asking.answer(system, f"Question {num_turns}?", tools=list(tools))
         usage: dict[str, Any] = answer["usage"]
         return usage

@@ -20,7 +20,7 @@ def clients(fleet: Fleet) -> Mapping[str, Gateway]:
     for workspace in (PURGED, NEIGHBOUR):
         admin.workspace(workspace)
     return {
-        workspace: replace(fleet.gateway, own=admin.make_key(workspace)[1])
+        workspace: replace(fleet.gateway, workspace_key=admin.make_key(workspace)[1])
         for workspace in (PURGED, NEIGHBOUR)
     }
 
@@ -49,7 +49,7 @@ def test_an_engine_that_was_away_purges_before_it_gets_turns(
         num_engines=2,
         settings={"ENGINE_MIN_CACHE_TOKENS": "64"},
         gateway_settings={"HOLDFAST_DATABASE_URL": shared_database},
-        own=per_engine,
+        per_engine=per_engine,
     ) as fleet:
         by_workspace = clients(fleet)
         fleet.gateway.use(0, "drain")

@@ -120,5 +120,5 @@ def test_the_holder_dies_in_its_prefill_and_the_other_answers(fleet: Fleet, stre
     eventually(fleet.all_ready)
     # Both gateways: the tests after this one count from what the other one knows.
     for peer in fleet.gateways:
-        eventually(lambda each=peer: each.engine(1)["routing"]["names"] == 0)
+        eventually(lambda peer=peer: peer.engine(1)["routing"]["names"] == 0)
     assert gateway.engine(1)["breaker"] == "closed"

@@ -63,7 +63,9 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
     reads = {"ENGINE_APPROXIMATE": "true", "ENGINE_SIBLING": str(profile)}
     per_engine = [{"ENGINE_MODEL": str(tmp_path / "own"), **reads}]
     per_engine.append({"ENGINE_MODEL": str(tmp_path / "theirs")})
-    with running_fleet(tmp_path, 2, 1, settings, backend="native", own=per_engine) as running:
+    with running_fleet(
+        tmp_path, 2, 1, settings, backend="native", per_engine=per_engine
+    ) as running:
         wait_until_measured(running)
         yield running
 

@@ -108,7 +108,7 @@ def test_rate_limits_count_no_wall_time(tmp_path: Path) -> None:
     with serving(tmp_path, clock) as (gateway, _):
         wait_until_ready(gateway)
         gateway.workspace("limited", requests_per_minute=4)
-        limited = replace(gateway, own=gateway.make_key("limited")[1])
+        limited = replace(gateway, workspace_key=gateway.make_key("limited")[1])
         level = 4.0
         last = clock.now
         for step in range(STEPS):

@@ -105,8 +105,8 @@ def work(world: "World", count: int = 10_000, *, is_good: bool = True) -> None:
                 disk.files.pop(name, None)
                 disk.damaged.discard(name)
                 disk.torn.discard(name)
-            case "note", Told() as told:
-                disk.journal[told.entry.key] = told
+            case "note", Told() as note:
+                disk.journal[note.entry.key] = note
             case "note", bytes(key):
                 disk.journal.pop(Digest(key), None)
     _note_displaced(world)
