@@ -164,7 +164,7 @@ def disorder(names: list[str], text: str, max_tokens: int) -> str:
 class Soak:
     """What came of a long mixture: answers by kind and status, and readings over time."""
 
-    asked: Counter[str] = field(default_factory=Counter)
+    turns: Counter[str] = field(default_factory=Counter)
     unexpected: list[str] = field(default_factory=list)
     history: dict[str, list[Reading]] = field(default_factory=dict)
 
@@ -213,7 +213,7 @@ async def _mix(http: httpx.AsyncClient, fleet: Fleet, soak: Soak, until: float, 
         except httpx.TransportError as error:
             soak.unexpected.append(f"{kind}: {error!r}")
             continue
-        soak.asked[f"{kind} {status}"] += 1
+        soak.turns[f"{kind} {status}"] += 1
         if status not in ({400} if kind == "error" else {200, 529}):
             soak.unexpected.append(f"{kind}: {status} {reply.text[:200]}")
 
@@ -249,9 +249,9 @@ def test_all_streams_are_whole_and_nothing_grows(tmp_path: Path) -> None:
         seconds = minutes * 60
         soak = asyncio.run(run_soak(fleet, seconds, number(8, 16), max(seconds / 120, 1)))
         after = asyncio.run(idle_readings(fleet, before))
-    told("mixture", minutes=minutes, **soak.asked)
+    told("mixture", minutes=minutes, **soak.turns)
     assert not soak.unexpected, soak.unexpected[:3]
-    assert {name.split()[0] for name in soak.asked} == {"hit", "miss", "abort", "error"}
+    assert {name.split()[0] for name in soak.turns} == {"hit", "miss", "abort", "error"}
     for url, end in after.items():
         assert end.fds - before[url].fds <= SPARE_FDS, url
         if number(False, True):

@@ -21,16 +21,16 @@ def held(seq: int, *names: str) -> ChainHeld:
 @dataclass
 class TellingEngine(ScriptedEngine):
     """Each connection to `/v1/events` gets the next of the `tales` and is then ended; the last one
-    is told again and again. `asked` are the queries."""
+    is told again and again. `queries` are theirs."""
 
     tales: list[list[EventFrame | bytes]] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
+    queries: list[str] = field(default_factory=list)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http" or scope["path"] != "/v1/events":
             return await super().__call__(scope, receive, send)
-        tale = self.tales[min(len(self.asked), len(self.tales) - 1)]
-        self.asked.append(scope["query_string"].decode())
+        tale = self.tales[min(len(self.queries), len(self.tales) - 1)]
+        self.queries.append(scope["query_string"].decode())
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for frame in tale:
             line = frame if isinstance(frame, bytes) else msgspec.json.encode(frame) + b"\n"
@@ -61,6 +61,6 @@ def test_a_missing_event_is_asked_for_again_from_the_last_one(tmp_path: Path) ->
         ]
     )
     with followed(tmp_path, engine) as admin:
-        eventually(lambda: len(engine.asked) >= 3)
-        assert engine.asked[:3] == ["", "epoch=epoch-1&after=4", "epoch=epoch-1&after=7"]
+        eventually(lambda: len(engine.queries) >= 3)
+        assert engine.queries[:3] == ["", "epoch=epoch-1&after=4", "epoch=epoch-1&after=7"]
         assert names(admin) == 2

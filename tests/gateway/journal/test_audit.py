@@ -66,7 +66,7 @@ class Books:
         while await drain.step():
             pass
 
-    async def told(self) -> list[tuple[int, int, int]]:
+    async def findings(self) -> list[tuple[int, int, int]]:
         """Days ago, missing, damaged."""
         await self.audit.look()
         assert self.audit.findings is not None
@@ -98,18 +98,18 @@ async def books(tmp_path: Path, shared_database: str) -> AsyncIterator[Books]:
 async def test_rows_that_are_gone_are_told_by_number_and_day_until_they_are_back(
     books: Books,
 ) -> None:
-    assert await books.told() == []
+    assert await books.findings() == []
     gone = f"msg_{books.journal.instance}%"
     await books.change("CREATE TABLE kept AS SELECT * FROM turns")
     await books.change(
         "DELETE FROM turns WHERE id LIKE :gone AND input_tokens IN (0, 3, 6, 7)", gone=gone
     )
-    assert await books.told() == [(1, 1, 0), (0, 3, 0)]
+    assert await books.findings() == [(1, 1, 0), (0, 3, 0)]
     assert (books.audit.findings or [])[-1].missing == 3
     await books.change(
         "INSERT INTO turns SELECT * FROM kept WHERE id NOT IN (SELECT id FROM turns)"
     )
-    assert await books.told() == []
+    assert await books.findings() == []
 
 
 @pytest.mark.anyio
@@ -118,14 +118,14 @@ async def test_each_billed_column_that_changes_is_told(books: Books, column: str
     is_text = column in ("workspace_id", "key_id", "model", "outcome", "price")
     value = "'x'" if is_text else f"COALESCE({column}, 0) + 1"
     await books.change(f"UPDATE turns SET {column} = {value} WHERE input_tokens = 5")
-    assert await books.told() == [(2, 0, 1)]
+    assert await books.findings() == [(2, 0, 1)]
 
 
 @pytest.mark.anyio
 async def test_turns_that_retention_deleted_are_not_missing(books: Books) -> None:
     day_ms = int(NOW.timestamp() * 1000)
     await retain(books.ledger, day_ms - DAY_MS, 0, 0)
-    assert await books.told() == []
+    assert await books.findings() == []
 
 
 @pytest.mark.anyio
@@ -163,7 +163,7 @@ async def test_flipped_bits_in_the_log_of_a_killed_gateways_ledger(
     url = DatabaseSettings(data=killed).ledger_url
     again = Ledger(url, 60.0)
     books = Books(journal, again, url)
-    days = await books.told()
+    days = await books.findings()
     rows = ledger_rows(f"sqlite:///{killed / 'ledger.db'}")
     assert sum(missing for _, missing, _ in days) == TURNS - len(rows)
     assert len(rows) < TURNS, "the flips hit nothing"
@@ -266,13 +266,13 @@ async def test_rows_of_the_first_checksum_stay_right_and_their_damage_is_told(
     for row in rows:
         values = {"id": row["id"], "checksum": first_checksum(row)}
         await books.change("UPDATE turns SET checksum = :checksum WHERE id = :id", **values)
-    assert await books.told() == []
+    assert await books.findings() == []
     damaged = {"id": rows[0]["id"]}
     for column in ("input_tokens", *LATER_WRITES):
         await books.change(f"UPDATE turns SET {column} = {column} + 1 WHERE id = :id", **damaged)
-        assert sum(count for _, _, count in await books.told()) == 1
+        assert sum(count for _, _, count in await books.findings()) == 1
         await books.change(f"UPDATE turns SET {column} = {column} - 1 WHERE id = :id", **damaged)
-    assert await books.told() == []
+    assert await books.findings() == []
     version = {**damaged, "version": 9 << 32}
     await books.change("UPDATE turns SET checksum = checksum + :version WHERE id = :id", **version)
-    assert sum(count for _, _, count in await books.told()) == 1, "nobody knows the version"
+    assert sum(count for _, _, count in await books.findings()) == 1, "nobody knows the version"

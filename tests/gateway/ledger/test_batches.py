@@ -19,7 +19,7 @@ def store(ledger: Ledger) -> Batches:
     return Batches(ledger, MASTER, max_running=10, max_bytes=1000)
 
 
-async def made(store: Batches, name: str, workspace: str, **changes: Any) -> Batch:
+async def create_batch(store: Batches, name: str, workspace: str, **changes: Any) -> Batch:
     """A batch with one row. The names tell the order of creation."""
     values: dict[str, Any] = {
         "id": name,
@@ -48,8 +48,8 @@ async def test_gateways_share_the_batches_of_a_workspace_and_each_keeps_what_it_
     store: Batches,
 ) -> None:
     for number in range(5):
-        await made(store, f"a{number}", "a")
-    await made(store, "b9", "b")
+        await create_batch(store, f"a{number}", "a")
+    await create_batch(store, "b9", "b")
     assert await claimed(store, "one", []) == ["a0", "a1", "b9"]
     assert await claimed(store, "two", []) == ["a2", "a3"]
     # What it works on stays its own, also where older ones became free.
@@ -66,7 +66,7 @@ async def test_a_batch_that_is_to_end_does_not_wait_for_the_others_of_its_worksp
     store: Batches,
 ) -> None:
     for number in range(5):
-        await made(store, f"a{number}", "a", expires_at=NOW + timedelta(seconds=number * 9))
+        await create_batch(store, f"a{number}", "a", expires_at=NOW + timedelta(seconds=number * 9))
     assert await claimed(store, "one", [], -1) == ["a0", "a1"]
     await store.cancel("a", "a4", NOW)
     assert await claimed(store, "one", ["a0", "a1"], -1) == ["a0", "a1", "a4"]

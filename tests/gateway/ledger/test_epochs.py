@@ -27,7 +27,7 @@ DAY = Range(since_ms=BEGUN_MS - 1, until_ms=BEGUN_MS + 86_400_000)
 SILENT: Answering = {"engine-0": None}
 
 
-def told(epoch: str, first: float, heard: float, **more: object) -> EpochReport:
+def epoch_report(epoch: str, first: float, heard: float, **more: object) -> EpochReport:
     """Moments are minutes behind the start."""
     values = {
         "engine": "engine-0",
@@ -51,8 +51,8 @@ async def kept(ledger: Ledger, answering: Answering, of: Range = DAY) -> LeasesK
 
 @pytest.mark.anyio
 async def test_ends_that_two_gateways_tell_count_once(ledger: Ledger) -> None:
-    early = told("a", 0, 1, granted=5, ended=ended(expired=1))
-    late = told("a", 0, 2, granted=9, ended=ended(expired=3, sacrificed=1))
+    early = epoch_report("a", 0, 1, granted=5, ended=ended(expired=1))
+    late = epoch_report("a", 0, 2, granted=9, ended=ended(expired=3, sacrificed=1))
     for report in (early, late, early, late):
         await ledger.record_epochs([report])
     leases = await kept(ledger, {"engine-0": "a"})
@@ -65,7 +65,7 @@ async def test_ends_that_two_gateways_tell_count_once(ledger: Ledger) -> None:
 @pytest.mark.anyio
 async def test_what_its_workspace_released_is_neither_kept_nor_lost(ledger: Ledger) -> None:
     ends = ended(expired=1, dropped=1, released=2)
-    await ledger.record_epochs([told("a", 0, 3, granted=5, ended=ends)])
+    await ledger.record_epochs([epoch_report("a", 0, 3, granted=5, ended=ends)])
     leases = await kept(ledger, {"engine-0": "a"})
     assert (leases.expired, leases.released, leases.lost) == (1, 2, {"dropped": 1})
     assert (leases.held, leases.share) == (1, 1 / 2)
@@ -73,7 +73,7 @@ async def test_what_its_workspace_released_is_neither_kept_nor_lost(ledger: Ledg
 
 @pytest.mark.anyio
 async def test_what_a_silent_engine_held_is_not_known_since_it_was_heard(ledger: Ledger) -> None:
-    await ledger.record_epochs([told("a", 0, 3, granted=2, ended=ended(expired=1))])
+    await ledger.record_epochs([epoch_report("a", 0, 3, granted=2, ended=ended(expired=1))])
     leases = await kept(ledger, SILENT)
     assert (leases.not_known, leases.held, leases.lost) == (1, 0, {})
     assert leases.not_known_since_ms == BEGUN_MS + 3 * MINUTE_MS
@@ -82,8 +82,10 @@ async def test_what_a_silent_engine_held_is_not_known_since_it_was_heard(ledger:
 
 @pytest.mark.anyio
 async def test_what_a_store_brought_back_is_held_and_the_rest_is_lost(ledger: Ledger) -> None:
-    before = told("a", 0, 3, granted=7, ended=ended(expired=1), silent_ms=BEGUN_MS + 4 * MINUTE_MS)
-    after = told("b", 90, 91, granted=3, restored_leases=3, lost_leases=2)
+    before = epoch_report(
+        "a", 0, 3, granted=7, ended=ended(expired=1), silent_ms=BEGUN_MS + 4 * MINUTE_MS
+    )
+    after = epoch_report("b", 90, 91, granted=3, restored_leases=3, lost_leases=2)
     await ledger.record_epochs([before, after])
     leases = await kept(ledger, {"engine-0": "b"})
     assert (leases.held, leases.lost) == (3, {"store_lost": 2, "restart": 1})
@@ -96,7 +98,9 @@ async def test_an_end_that_no_gateway_saw_is_not_known(
     ledger: Ledger, gap: float, is_seen: bool
 ) -> None:
     """A gateway that was down meanwhile can't say whether a lease had lived to its end."""
-    await ledger.record_epochs([told("a", 0, 3, granted=2), told("b", 3 + gap, 4 + gap)])
+    await ledger.record_epochs(
+        [epoch_report("a", 0, 3, granted=2), epoch_report("b", 3 + gap, 4 + gap)]
+    )
     leases = await kept(ledger, {"engine-0": "b"})
     assert (leases.lost, leases.not_known) == (({"restart": 2}, 0) if is_seen else ({}, 2))
     assert leases.expired == 0
@@ -104,7 +108,7 @@ async def test_an_end_that_no_gateway_saw_is_not_known(
 
 @pytest.mark.anyio
 async def test_leases_of_an_engine_that_left_the_fleet_are_lost_with_it(ledger: Ledger) -> None:
-    await ledger.record_epochs([told("a", 0, 3, granted=2)])
+    await ledger.record_epochs([epoch_report("a", 0, 3, granted=2)])
     assert (await kept(ledger, {})).lost == {"engine_lost": 2}
     later = Range(since_ms=BEGUN_MS + 10 * MINUTE_MS, until_ms=DAY.until_ms)
     assert (await kept(ledger, {}, later)).lost == {}
@@ -199,10 +203,10 @@ def test_too_little_tells_no_time(observations: list[tuple[int, float]]) -> None
 @pytest.mark.anyio
 async def test_the_time_of_a_token_is_a_gpus_only_where_the_engine_says_so(ledger: Ledger) -> None:
     times = steps(random.Random(1), 5e-5)
-    on_gpu = told("a", 0, 1, engine="gpu", device="NVIDIA H100", prefill_times=times)
-    on_cpu = told("a", 0, 1, engine="cpu", prefill_times=times)
-    unsaid = told("a", 0, 1, engine="unsaid", device="", prefill_times=times)
-    few = told("a", 0, 1, engine="few", prefill_times=PrefillSums())
+    on_gpu = epoch_report("a", 0, 1, engine="gpu", device="NVIDIA H100", prefill_times=times)
+    on_cpu = epoch_report("a", 0, 1, engine="cpu", prefill_times=times)
+    unsaid = epoch_report("a", 0, 1, engine="unsaid", device="", prefill_times=times)
+    few = epoch_report("a", 0, 1, engine="few", prefill_times=PrefillSums())
     await ledger.record_epochs([on_gpu, on_cpu, unsaid, few])
     measured = await token_times(ledger, str)
     times_of = {name: measured.of(name, "m") for name in ("gpu", "cpu", "unsaid", "few", "none")}
@@ -211,7 +215,7 @@ async def test_the_time_of_a_token_is_a_gpus_only_where_the_engine_says_so(ledge
     assert told_gpu == {"gpu": True, "cpu": False, "unsaid": False}
     # An alias is the engine's only model; with two models it is neither.
     assert measured.of("gpu", "an alias") == times_of["gpu"]
-    second_model = told("b", 2, 3, engine="gpu", model="other", prefill_times=times)
+    second_model = epoch_report("b", 2, 3, engine="gpu", model="other", prefill_times=times)
     await ledger.record_epochs([second_model])
     assert (await token_times(ledger, str)).of("gpu", "an alias") is None
 
@@ -221,6 +225,6 @@ async def test_a_later_report_with_fewer_steps_changes_nothing(ledger: Ledger) -
     many = steps(random.Random(1), 5e-5)
     few = steps(random.Random(2), 9e-5, 20)
     for times in (many, few):
-        await ledger.record_epochs([told("a", 0, 1, prefill_times=times)])
+        await ledger.record_epochs([epoch_report("a", 0, 1, prefill_times=times)])
     time = (await token_times(ledger, str)).of("engine-0", "m")
     assert time is not None and time.seconds == slope(many)

@@ -14,7 +14,7 @@ from gateway.ledger.database import Ledger
 from gateway.ledger.reads.leases import LeaseFates, lease_fates
 from gateway.ledger.reads.sums import Range
 from gateway.structs.fleet import ENDED_EARLY
-from tests.gateway.ledger.test_epochs import ended, told
+from tests.gateway.ledger.test_epochs import ended, epoch_report
 from tests.gateway.ledger.test_sums import START
 
 
@@ -81,13 +81,13 @@ async def test_a_killed_engines_leases_are_not_known_then_lost_and_again(ledger:
     """Twice in a row, and a gateway that starts in between counts as the others do."""
     looks = Looks(ledger)
     await looks.look(0)
-    await ledger.record_epochs([told("a", 0, 3, granted=2)])
+    await ledger.record_epochs([epoch_report("a", 0, 3, granted=2)])
     assert await looks.look(3) == []
     assert looks.not_known() == 0
     assert await looks.look(4, None) == []
     assert looks.not_known() == 2
     assert looks.counted() == NONE
-    await ledger.record_epochs([told("b", 3.5, 5, granted=3, ended=ended(expired=1))])
+    await ledger.record_epochs([epoch_report("b", 3.5, 5, granted=3, ended=ended(expired=1))])
     (finding,) = await looks.look(5, "b")
     assert (finding.kind, finding.engine) == ("leases_ended_early", "engine-0")
     assert finding.cause == "2 lost in a restart"
@@ -96,7 +96,7 @@ async def test_a_killed_engines_leases_are_not_known_then_lost_and_again(ledger:
     second = Looks(ledger)
     (second_finding,) = await second.look(5.5, "b")
     assert second_finding.cause == finding.cause
-    await ledger.record_epochs([told("c", 5.5, 6)])
+    await ledger.record_epochs([epoch_report("c", 5.5, 6)])
     (finding,) = await looks.look(6, "c")
     assert finding.cause == "4 lost in a restart"
     await second.look(6, "c")
@@ -116,13 +116,13 @@ async def test_a_killed_engines_leases_are_not_known_then_lost_and_again(ledger:
 @pytest.mark.anyio
 async def test_each_reason_is_told_but_what_an_operator_dropped_is_no_alarm(ledger: Ledger) -> None:
     looks = Looks(ledger)
-    await ledger.record_epochs([told("a", 0, 1, granted=9)])
+    await ledger.record_epochs([epoch_report("a", 0, 1, granted=9)])
     await looks.look(1)
-    dropped = told("a", 0, 2, granted=9, ended=ended(dropped=1, expired=1))
+    dropped = epoch_report("a", 0, 2, granted=9, ended=ended(dropped=1, expired=1))
     await ledger.record_epochs([dropped])
     assert await looks.look(2) == []
     early = ended(dropped=1, expired=1, sacrificed=2, yielded=1, damaged=1)
-    await ledger.record_epochs([told("a", 0, 3, granted=9, ended=early)])
+    await ledger.record_epochs([epoch_report("a", 0, 3, granted=9, ended=early)])
     (finding,) = await looks.look(3)
     assert finding.cause == (
         "2 given up for running requests, 1 yielded to another workspace, 1 damaged on disk"

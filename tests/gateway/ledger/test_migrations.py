@@ -20,7 +20,7 @@ from gateway.ledger.reads.sums import Queries, Range, Reasons
 from gateway.ledger.upkeep import retain
 from gateway.prompt.fingerprint import Fingerprint, Point, pack, unpack
 from gateway.structs.fleet import LeasesKept
-from tests.gateway.ledger.test_epochs import DAY, ended, told
+from tests.gateway.ledger.test_epochs import DAY, ended, epoch_report
 from tests.gateway.ledger.test_sums import START, at
 from tests.gateway.records import ledger_rows
 
@@ -180,7 +180,7 @@ def test_writes_for_twelve_hours_go_down_to_the_longest_class_of_before(
 
 async def ends_told(ledger: Ledger) -> None:
     ends = ended(expired=1, dropped=1, released=2)
-    await ledger.record_epochs([told("a", 0, 3, granted=6, ended=ends)])
+    await ledger.record_epochs([epoch_report("a", 0, 3, granted=6, ended=ends)])
 
 
 async def kept_of(ledger: Ledger) -> LeasesKept:

@@ -16,7 +16,7 @@ from gateway.ledger.database import Ledger
 from gateway.ledger.row_ends import end_rows
 from gateway.ledger.sealed import Texts
 from gateway.structs.usage import NOT_DELIVERED
-from tests.gateway.ledger.test_batches import MASTER, NOW, made
+from tests.gateway.ledger.test_batches import MASTER, NOW, create_batch
 from tests.gateway.records import ledger_rows, turn_record
 
 pytestmark = pytest.mark.anyio
@@ -52,7 +52,7 @@ def test_a_try_is_told_by_its_id_and_names_its_turn() -> None:
 async def test_the_first_try_ends_the_row_and_is_charged_and_no_other(
     ledger: Ledger, store: Batches, shared_database: str
 ) -> None:
-    await made(store, BATCH, "a")
+    await create_batch(store, BATCH, "a")
     first = ended("11111111", b"first", 5)
     second = ended("22222222", b"second", 7)
     assert await end_rows(ledger, [first]) == {first.id}
@@ -67,7 +67,7 @@ async def test_the_first_try_ends_the_row_and_is_charged_and_no_other(
 async def test_a_turn_whose_row_was_canceled_is_not_delivered(
     ledger: Ledger, store: Batches, shared_database: str
 ) -> None:
-    await made(store, BATCH, "a")
+    await create_batch(store, BATCH, "a")
     await store.end(BATCH, "canceled", b"canceled", NOW + timedelta(seconds=1))
     record = ended("11111111", b"late", 5)
     for _ in range(2):
@@ -80,7 +80,7 @@ async def test_a_turn_whose_row_was_canceled_is_not_delivered(
 async def test_the_journal_tells_ended_rows_and_counts_those_that_the_ledger_has_from_it(
     ledger: Ledger, store: Batches, tmp_path: Path
 ) -> None:
-    await made(store, BATCH, "a")
+    await create_batch(store, BATCH, "a")
     acknowledged: list[str] = []
 
     async def acknowledge(_engine: str, request_ids: list[str]) -> None:

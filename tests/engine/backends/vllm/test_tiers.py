@@ -225,16 +225,16 @@ def test_what_nobody_asked_to_hold_takes_no_room_of_the_tier(make: Make) -> None
 def test_a_mark_behind_what_nobody_asked_to_hold_writes_it_to_the_tier(make: Make) -> None:
     server = Server(make())
     server.turn("writer", [*PREFIX, 1], hold=False)
-    (entry,) = server.told()
+    (entry,) = server.listing()
     assert (entry.state, entry.reason) == ("best_effort", "automatic")
     assert server.sim.tier.stats().used_blocks == 0
     assert server.sim.tier.stats().entries == 0, "the journal was told of a copy that is not there"
     server.turn("reader", [*PREFIX, 1, 2])
-    assert [(entry.state, entry.reason) for entry in server.told()] == [("leased", None)]
+    assert [(entry.state, entry.reason) for entry in server.listing()] == [("leased", None)]
     stats = server.sim.tier.stats()
     assert (stats.used_blocks, stats.entries, stats.leases) == (40, 1, 1)
     again = server.killed(make, "again")
-    assert [(entry.state, entry.tier) for entry in again.told()] == [("leased", "disk")]
+    assert [(entry.state, entry.tier) for entry in again.listing()] == [("leased", "disk")]
     assert again.sim.tier.stats().misses == {}
 
 
@@ -321,7 +321,7 @@ class Server:
         self.sim.settle()
         check_pool(self.pool)
 
-    def told(self) -> list[EntryInfo]:
+    def listing(self) -> list[EntryInfo]:
         check_entries(self.entries)
         return entry_infos(self.cache, lambda: self.now, {})
 
@@ -344,10 +344,10 @@ def test_an_entry_whose_files_are_there_outlives_the_process(make: Make, share: 
     with pytest.raises(StoreRefused):
         make()
     again = server.killed(make, "again")
-    assert [(entry.state, entry.tier, entry.tokens) for entry in again.told()] == [
+    assert [(entry.state, entry.tier, entry.tokens) for entry in again.listing()] == [
         (state, "disk", 640)
     ] * 2
-    assert all(295 < entry.expires_in_seconds <= 300 for entry in again.told())
+    assert all(295 < entry.expires_in_seconds <= 300 for entry in again.listing())
     assert {(chain.tier, chain.num_leased) for chain in again.chains()} == {
         ("disk", int(share > 0))
     }
@@ -355,12 +355,12 @@ def test_an_entry_whose_files_are_there_outlives_the_process(make: Make, share: 
     reader = again.turn("reader", [*PREFIX, 1, 2])
     assert (reader.usage.cache_read_tokens, reader.usage.computed_tokens) == (640, 2)
     assert again.sim.check_loaded() == 40
-    assert sorted(entry.tier for entry in again.told()) == ["device", "disk"]
+    assert sorted(entry.tier for entry in again.listing()) == ["device", "disk"]
     # Whatever ended is not there again; what was refreshed is.
     assert again.entries.drop("scope", again.entries.live()[1].key) == 1
     again.tell()
     third = again.killed(make, "third")
-    assert len(third.told()) == 1
+    assert len(third.listing()) == 1
     stats = third.sim.tier.stats()
     assert (stats.restored_entries, stats.lost_leases, stats.used_blocks) == (1, 0, 40)
 
@@ -368,10 +368,10 @@ def test_an_entry_whose_files_are_there_outlives_the_process(make: Make, share: 
 def test_an_entry_whose_time_is_over_is_not_there_again(make: Make) -> None:
     server = Server(make())
     server.turn("writer", [*PREFIX, 1], age=297.0)
-    assert server.told()[0].state == "leased"
+    assert server.listing()[0].state == "leased"
     time.sleep(3.1)
     again = server.killed(make, "again")
-    assert again.told() == []
+    assert again.listing() == []
     assert again.turn("reader", [*PREFIX, 1]).usage.input_tokens > 0
     assert again.sim.check_loaded() == 0
 
@@ -385,7 +385,7 @@ def test_a_file_that_is_damaged_while_nothing_runs_is_a_counted_miss(
     (entry,) = server.entries.live()
     hurt(file_of(server.sim, entry.key.hex()), damage)
     again = server.killed(make, "again")
-    assert len(again.told()) == (damage == "changed"), "its content is looked at when it is read"
+    assert len(again.listing()) == (damage == "changed"), "its content is looked at when it is read"
     usage = again.turn("reader", [*PREFIX, 1]).usage
     assert usage.cache_read_tokens == 0 and usage.computed_tokens + usage.automatic_tokens == 641
     assert again.sim.check_loaded() == (20 if damage == "changed" else 0)
