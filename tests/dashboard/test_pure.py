@@ -309,11 +309,11 @@ def test_an_end_of_its_own_is_no_ttl_however_little_is_left(seconds: float) -> N
     """A cached content of a week was called `1h` in its last hour."""
     live = msgspec.convert(lease(1), LiveEntry)
     entry = msgspec.structs.replace(live.entry, expires_in_seconds=seconds)
-    own = msgspec.structs.replace(entry, has_own_lifetime=True)
+    timed = msgspec.structs.replace(entry, has_own_lifetime=True)
     rows = entry_table(
         [
             msgspec.structs.replace(live, entry=entry),
-            msgspec.structs.replace(live, entry=own),
+            msgspec.structs.replace(live, entry=timed),
             msgspec.structs.replace(live, entry=entry, cached_content="cachedContents/a"),
         ],
         {},
