@@ -1,7 +1,7 @@
-"""What of a request's prompt need not be exact, and how that changes the prompt's plan.
+"""Which parts of a request's prompt need not be exact, and how that changes the prompt's plan.
 
-A part of a marked prefix is kept, or a sibling's entry may be read in its place. Or the prompt has
-documents, which are read wherever they stand.
+There are three approximations. A part of a marked prefix is kept. A sibling's entry is read in a
+marked prefix's place. A document's entry is read wherever the document stands.
 """
 
 import re
@@ -27,9 +27,9 @@ from gateway.prompt.slots import MarkersBroken, Slot
 from gateway.prompt.wish import ApproximateMark
 
 HEADER = "holdfast-approximate"
-"""The header of a request whose client can write nothing into a marker, and of each answer that is
-not exact."""
-# Each begins what the chain of names takes in for one method. Nothing else in the chain does.
+"""A request's header with an approximate mark, for clients that can write nothing into a marker.
+Each answer that is not exact has it too."""
+# The first byte of each method's salt in the chain of names. Nothing else in the chain begins so.
 _KEEP = b"\x05"
 _DOCUMENT = b"\x06"
 _SIBLING = b"\x07"
@@ -40,16 +40,16 @@ _FIELD = re.compile(rf"{KEEP_FIELD}|{SIBLING_FIELD}|documents\[(\d{{1,6}})\]")
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """One approximation that a request asks for."""
 
-    # Where in the request it stands.
+    # Its place in the request.
     path: str
     method: Method
     parameter: float
 
 
 class Approximate(msgspec.Struct, frozen=True, kw_only=True):
-    """What of one prompt need not be exact: a breakpoint's prefix, or documents."""
+    """The parts of one prompt that need not be exact: a breakpoint's prefix, or documents."""
 
-    # A part of this breakpoint's prefix is kept, or a sibling's entry may be read for it.
+    # The breakpoint whose prefix is kept in part, or for which a sibling's entry may be read.
     point: Breakpoint | None = None
     documents: list[Document] = []
     # Where each document begins and ends, in bytes of the prompt's content.
@@ -93,19 +93,23 @@ class Approximate(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_meant(self, message: str) -> bool:
         """Whether an engine's message is about one of the demands."""
-        return self._number_of(message) is not None
+        return self._demand_of(message) is not None
 
     def in_request(self, message: str) -> str:
-        """The message with the place in the request. It must be about a demand (`is_meant`)."""
-        number = self._number_of(message)
+        """The message with the demand's place in the request. It must be about a demand
+        (`is_meant`)."""
+        demand = self._demand_of(message)
         match = _FIELD.match(message)
-        assert number is not None and match is not None
-        return self.demands[number].path + message[match.end() :]
+        assert demand is not None and match is not None
+        return demand.path + message[match.end() :]
 
-    def _number_of(self, message: str) -> int | None:
+    def _demand_of(self, message: str) -> Demand | None:
+        """The demand that an engine's message is about; None where it is about none."""
         match = _FIELD.match(message)
-        number = 0 if match is None else int(match[1] or 0)
-        return None if match is None or number >= len(self.demands) else number
+        if match is None:
+            return None
+        number = int(match[1] or 0)
+        return self.demands[number] if number < len(self.demands) else None
 
     def can_hold(self, prefix: Prefix) -> bool:
         """Whether an engine can hold this prefix. An engine that compresses a prefix holds nothing
@@ -113,12 +117,13 @@ class Approximate(msgspec.Struct, frozen=True, kw_only=True):
         point = self.point
         if point is None or point.sibling:
             return True
-        is_inside = prefix.name.characters is not None
-        return prefix.name.segment >= point.segment + is_inside
+        if prefix.name.characters is None:
+            return prefix.name.segment >= point.segment
+        return prefix.name.segment > point.segment
 
     def with_names(self, prompt: Prompt, scope: str, prefixes: Sequence[Prefix]) -> "Approximate":
-        """A copy in which the documents have their names and their places. `prefixes` are all of
-        the prompt's."""
+        """A copy whose documents have their names and their places. `prefixes` are all prefixes of
+        the prompt."""
         if not self.documents:
             return self
         documents, places = name_documents(prompt, scope, self.documents, prefixes)
@@ -145,10 +150,10 @@ def with_header(
 ) -> list[Breakpoint]:
     """The breakpoints with the header's mark on one of them.
 
-    It is the last one in the first `num_head` segments, which are tools and system prompt. Without
-    one there it is the first of all. Breakpoints in the messages move as a conversation grows: no
-    later turn would read an entry that ends at one. Raise InvalidRequest without a breakpoint, and
-    where a marker has an approximate mark already.
+    The mark goes on the last breakpoint in the tools and the system prompt, which are the first
+    `num_head` segments. If there is none, it goes on the first breakpoint of all. Breakpoints in
+    the messages move as a conversation grows, so no later turn would read an entry that ends there.
+    Raise InvalidRequest without a breakpoint, and where a marker has an approximate mark already.
     """
     if any(point.is_approximate for point in points):
         raise InvalidRequest(f"{HEADER}: a marker of the request says already what is kept")
@@ -164,7 +169,7 @@ def with_header(
 def approximate_of(
     slots: Sequence[Slot], points: Sequence[Breakpoint], *, has_header: bool
 ) -> Approximate | None:
-    """What of the prompt of these slots need not be exact; None where all must be. The documents
+    """The parts of the slots' prompt that need not be exact; None where all must be. The documents
     have no names yet. Raise MarkersBroken where documents break a rule."""
     point = next((point for point in points if point.is_approximate), None)
     documents: list[Document] = []
@@ -197,7 +202,7 @@ def approximate_of(
 def name_documents(
     prompt: Prompt, scope: str, documents: Sequence[Document], prefixes: Sequence[Prefix]
 ) -> tuple[list[Document], list[tuple[int, int]]]:
-    """The documents with their names, and where each stands, in bytes of the prompt's content.
+    """The documents with their names, and where each begins and ends, in bytes of content.
 
     A name covers the scope and the document's text alone. `prefixes` are all of the prompt's.
     """

@@ -31,12 +31,11 @@ AGENT_CHARACTERS = 64
 class Origin:
     """The HTTP request of a turn. A turn of a batch has none of its own."""
 
-    # The `request-id` header of the response. In a batch: the id that an error in the turn's result
-    # would have.
+    # The `request-id` header of the response. In a batch it is the id of an error in the result.
     request_id: str | None = None
-    # The client's.
+    # The client's name for itself (`agent_of`).
     user_agent: str | None = None
-    # The request's. The caller's trace is read from them where turns are traced.
+    # The request's headers. Where turns are traced, the caller's trace is read from them.
     headers: Iterable[tuple[bytes, bytes]] = ()
 
 
@@ -97,10 +96,9 @@ class Principal:
     scope: str
     key_scope: KeyScope = "inference"
     limits: Limits = NO_LIMITS
-    # The part of an engine's lease budget that the workspace may take, 0 to 1. None is no bound of
-    # its own.
+    # The part of an engine's lease budget that the workspace may take, 0 to 1. None sets no bound.
     lease_share: float | None = None
-    # For requests without markers.
+    # The policy for requests without markers.
     auto_cache: AutoCache = DEFAULT_AUTO_CACHE
     # Whether the workspace's prompts and answers are stored.
     keeps_contents: bool = False
@@ -140,12 +138,12 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     # On the monotonic clock. The prompt's TTLs count from it.
     arrived: float
     tool_choice: ToolChoice = ToolChoice()
-    # The model thinks, if it can.
+    # Whether the model is to think, if it can.
     thinking: bool = False
-    # The answer has no thinking, though the model thought.
+    # Whether the model's thinking is left out of the answer.
     omit_thinking: bool = False
     stream: bool = False
-    # A stream of OpenAI's dialect ends with the usage.
+    # Whether a stream of OpenAI's dialect ends with the usage.
     include_usage: bool = False
     # A workspace's requests with one key go to one engine.
     routing_key: str | None = None
@@ -153,7 +151,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     dialect: Api = "anthropic"
     # How many nonces were left out of the prompt.
     num_removed: int = 0
-    # These two bind the answer's text, as in the engine protocol.
+    # These two constrain the answer's text, as in the engine protocol.
     output_schema: dict[str, Any] | None = None
     output_pattern: str | None = None
     is_batch: bool = False
@@ -161,7 +159,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     notes: Notepad = msgspec.field(default_factory=Notepad)
     # What the client calls this request.
     name: str | None = None
-    # The functions whose calls go out as a text.
+    # The names of functions whose calls go out as a text.
     custom_tools: frozenset[str] = frozenset()
 
     def path_of(self, name: str) -> str:
@@ -226,7 +224,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
             breakpoints=[_held_at(point, ttls) for point in self.plan.breakpoints],
             documents=[] if approximate is None else approximate.documents,
             names=self.plan.names,
-            # A manual clock stands still while this one goes on: on it no time has passed.
+            # A manual clock stands still, so on it no time has passed.
             age_seconds=0.0 if "manual_clock" in capabilities else max(0.0, now - self.arrived),
             min_cache_tokens=self.model.min_cache_tokens,
             tool_choice=choice,

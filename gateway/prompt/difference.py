@@ -18,7 +18,7 @@ class Difference(NamedTuple):
     segment: int
     # How many characters of that segment's text are still equal.
     characters: int
-    # The part of the earlier prompt's bytes that stand before, 0 to 1.
+    # The part of the earlier prompt's bytes before the difference, 0 to 1.
     share: float
 
 

@@ -27,20 +27,21 @@ from gateway.structs.misses import DivergenceKind
 
 MAX_POINTS = 128
 STORED_STEP = 4096
-"""Of the names inside texts, those at multiples of so many characters are stored."""
+"""Names inside texts are stored at multiples of this many characters."""
 _DENSE_POINTS = 24
-"""So many of the last points always stay: a breakpoint looks 20 positions back."""
+"""How many of the last points always stay, since a breakpoint looks 20 positions back."""
 _TELLING_BYTES = 256
-"""A shorter text says nothing of where a prompt comes from."""
+"""A text that is shorter does not tell where a prompt comes from."""
 _BYTES_PER_TOKEN = 4
-"""About as many as text has with common vocabularies: for prompts that no engine counted."""
+"""An estimate for prompts that no engine counted. Common vocabularies come near it."""
 
 
 class Point(msgspec.Struct, frozen=True, array_like=True):
     """A named prefix."""
 
-    # The segment in which it ends, after so many characters of its text; None is the segment's end.
+    # The segment in which it ends.
     segment: int
+    # The characters of that segment's text up to its end; None is the segment's end.
     characters: int | None
     digest: bytes
     # Of its content.
@@ -52,19 +53,20 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Fingerprint(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """One turn's prompt. In turns of earlier versions `tokens` and the fields behind it are
-    empty."""
+    """What is stored of one turn's prompt. Earlier versions wrote neither `tokens` nor the fields
+    behind it."""
 
     model: str
     # The digest of what shapes the prompt besides its content.
     parameters: bytes
-    # How many segments the tools and the system prompt have.
+    # How many segments the tools have.
     num_tools: int
+    # How many segments the system prompt has.
     num_system: int
     points: list[Point]
     # The prompt's exact length, 0 until an engine has counted it.
     num_tokens: int = 0
-    # Whether the client may compare with it: it asked for diagnostics.
+    # Whether the client may compare with it, because it asked for diagnostics.
     is_shared: bool = False
     # Tokens up to each point, as the engine counted them; 0 where it did not report them.
     tokens: list[int] = []
@@ -77,7 +79,7 @@ class Fingerprint(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     rule: int = 1
     # The segments of breakpoints that asked for no lease.
     unheld: list[int] = []
-    # The beginning of what the names are narrowed by.
+    # The first digits of the salt that narrows the names' scope.
     salt: str = ""
 
     @property
@@ -95,10 +97,10 @@ class Divergence:
     """The first difference of a later prompt from an earlier one."""
 
     kind: DivergenceKind
-    # The segment in which the earlier prompt stops being matched. All below are None where the
-    # place is not known.
+    # The segment in which the earlier prompt stops being matched. This and the fields below are
+    # None where the place is not known.
     segment: int | None = None
-    # The tokens of the earlier prompt from there on, estimated by bytes.
+    # The tokens of the earlier prompt from that place on, estimated by bytes.
     missed_tokens: int | None = None
     # How many characters of the segment's text still match.
     characters: int | None = None
@@ -176,7 +178,7 @@ def pack(fingerprint: Fingerprint) -> bytes:
 def _stored_ordinals(
     places: Sequence[tuple[int, int | None]], num_tools: int, num_system: int
 ) -> Iterator[int]:
-    """Which of the points at these places are stored, by their ordinals."""
+    """The ordinals of the points that are stored, out of the points at these places."""
     stride = 1
     dense = len(places) - _DENSE_POINTS
     while ceil_div(dense, stride) > MAX_POINTS - 2 - _DENSE_POINTS:
@@ -235,8 +237,8 @@ def compare(earlier: Fingerprint, later: Fingerprint) -> Divergence | None:
 def conversation(prompts: Sequence[Fingerprint], place: int) -> list[int]:
     """The places of the prompts that are in one conversation with the prompt at `place`.
 
-    In a conversation each prompt has all of the one before it. `prompts` are in the order in which
-    they came.
+    In a conversation each prompt begins with the whole prompt before it. `prompts` are in the order
+    of their arrival.
     """
     digests = {point.digest for point in prompts[place].points}
     places = [at for at in range(place + 1) if prompts[at].points[-1].digest in digests]
@@ -252,7 +254,7 @@ def conversation(prompts: Sequence[Fingerprint], place: int) -> list[int]:
 def shared_bytes(earlier: Fingerprint, later: Fingerprint) -> int:
     """The bytes of the longest prefix that both prompts have, as far as their points tell.
 
-    0 for different models, and for names by different rules.
+    It is 0 for different models, and for names by different rules.
     """
     if earlier.basis != later.basis:
         return 0
@@ -267,10 +269,11 @@ def shared_bytes(earlier: Fingerprint, later: Fingerprint) -> int:
 
 
 def are_versions(earlier: Fingerprint, later: Fingerprint) -> bool:
-    """Whether two prompts are versions of one, even where their beginnings differ.
+    """Whether two prompts are versions of one prompt, even where their beginnings differ.
 
-    They are where they share a long text, or where a block of one system prompt shares half of its
-    pieces with a block of the other. Different models, or names by different rules, never are.
+    They are if they share a long text, or if a block of one system prompt shares half of its pieces
+    with a block of the other. Prompts for different models, or with names by different rules, never
+    are.
     """
     if earlier.basis != later.basis:
         return False
@@ -283,7 +286,7 @@ def are_versions(earlier: Fingerprint, later: Fingerprint) -> bool:
 
 
 def _long_texts(fingerprint: Fingerprint) -> set[bytes]:
-    """The digests of sketched segments that are no tools and at least _TELLING_BYTES long."""
+    """The digests of sketched segments, without tools, that are at least _TELLING_BYTES long."""
     sketch = fingerprint.sketch or Sketch()
     return {
         sketch.digests[segment * DIGEST_BYTES : (segment + 1) * DIGEST_BYTES]
@@ -301,8 +304,8 @@ def _system_pieces(fingerprint: Fingerprint) -> list[tuple[bytes, ...]]:
 def first_differing_point(earlier: Fingerprint, later: Fingerprint) -> Point | None:
     """The first point of the earlier prompt at which the later one has another digest.
 
-    The difference stands between what they share and this point. None where no place is a point of
-    both.
+    The difference stands between what they share and this point. None where the prompts have equal
+    points, or no common place.
     """
     if earlier.basis != later.basis:
         return None
@@ -314,23 +317,33 @@ def first_differing_point(earlier: Fingerprint, later: Fingerprint) -> Point | N
 
 
 def _level(fingerprint: Fingerprint, level: int) -> tuple[int, bytes | None]:
-    """How many segments the tools (0) or the system prompt (1) have, and the digest behind them."""
-    count = (fingerprint.num_tools, fingerprint.num_system)[level]
-    end = fingerprint.num_tools + level * fingerprint.num_system - 1
+    """How many segments the tools (0) or the system prompt (1) have, and the digest of the prefix
+    that ends with them."""
+    if level == 0:
+        count = fingerprint.num_tools
+        end = fingerprint.num_tools - 1
+    else:
+        count = fingerprint.num_system
+        end = fingerprint.num_tools + fingerprint.num_system - 1
     digests = [point.digest for point in fingerprint.points if point.place == (end, None)]
-    return count, digests[0] if digests and count else None
+    digest = digests[0] if digests and count else None
+    return count, digest
 
 
 def _divergence(kind: DivergenceKind, earlier: Fingerprint, matched: Point | None) -> Divergence:
-    missed = earlier.num_bytes - (matched.num_bytes if matched else 0)
+    matched_bytes = 0 if matched is None else matched.num_bytes
+    missed_bytes = earlier.num_bytes - matched_bytes
     if earlier.num_tokens and earlier.num_bytes:
-        tokens = round(earlier.num_tokens * missed / earlier.num_bytes)
+        tokens = round(earlier.num_tokens * missed_bytes / earlier.num_bytes)
     else:
-        tokens = missed // _BYTES_PER_TOKEN
+        tokens = missed_bytes // _BYTES_PER_TOKEN
     if matched is None:
         segment = 0
         characters = 0
+    elif matched.characters is None:
+        segment = matched.segment + 1
+        characters = 0
     else:
-        segment = matched.segment + (matched.characters is None)
-        characters = matched.characters or 0
+        segment = matched.segment
+        characters = matched.characters
     return Divergence(kind, segment, max(tokens, 1), characters)

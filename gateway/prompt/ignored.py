@@ -1,7 +1,7 @@
-"""What a request asks for and the model does not do: the answer tells it, and it is no error.
+"""Fields of a request that were ignored: the answer names them, and the request does not fail.
 
-A field that asks for improvement alone (display, effort, strictness, thinking) never fails a
-request: the reader of a dialect notes it here, with its path. A field that would change the
+A field that only asks for an improvement (display, effort, strictness, thinking) never fails a
+request. The reader of a dialect notes it here, with its path. A field that would change the
 answer's meaning is refused, or a placeholder stands for it in the prompt (`prompt/media.py`).
 """
 
@@ -16,8 +16,8 @@ CANNOT_THINK = "this model does not think"
 STRICT_REASON = "this model writes calls freely: one may differ from the tool's schema"
 ALLOWED_REASON = "this model calls freely: it may call the other tools too"
 ADVICE = ("cache_prompt", "id_slot", "nvext", "priority", "session_id")
-"""Fields by which clients of other servers (llama.cpp, Dynamo, vLLM, SGLang) advise on routing,
-slots and queues. They change no answer."""
+"""Fields with which clients of other servers (llama.cpp, Dynamo, vLLM, SGLang) give advice on
+routing, slots and queues. They do not change an answer."""
 ADVICE_REASON = "this gateway routes and reuses by the prompt itself"
 MAX_TOLD = 64
 """The most fields that one answer names. Its last item counts the others."""
@@ -35,16 +35,16 @@ class Ignored(msgspec.Struct, frozen=True):
 class Notepad:
     """Gathers a request's notes while it is read, at most `MAX_TOLD` of each kind."""
 
-    # Fields that no engine carries out.
+    # Fields that every engine ignores.
     ignored: list[Ignored] = field(default_factory=list)
-    # Fields that engines with a capability carry out. For the named tool an engine may still report
-    # that it can't.
+    # Fields that only engines with a capability carry out, and the tool that a field is about. An
+    # engine with the capability may still report that it can't carry it out for this tool.
     wishes: list[tuple[Ignored, Capability, str | None]] = field(default_factory=list)
-    # How many fields were left out.
+    # How many further fields are only counted.
     num_more: int = 0
 
     def ignore(self, path: str, reason: str) -> None:
-        """Note a field that no engine carries out."""
+        """Note a field that every engine ignores."""
         if len(self.ignored) < MAX_TOLD:
             self.ignored.append(Ignored(path[:_MAX_PATH], reason))
         else:
@@ -62,7 +62,7 @@ class Notepad:
     ) -> list[Ignored]:
         """The fields that an engine with these capabilities did not carry out.
 
-        `unheld` are the tools for which the engine reports so.
+        `unheld` are the tools for which the engine reports that it did not.
         """
         fields = [*self.ignored]
         reasons = {tool.tool: tool.reason for tool in unheld}

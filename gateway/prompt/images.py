@@ -19,10 +19,10 @@ REFUSED = "Could not process image"
 
 
 class ImagesNamed(InvalidRequest):
-    """A prompt has images by their addresses alone. Where nothing fetches them it is a refusal.
+    """A prompt names images by their addresses. Unless someone fetches them, this is a refusal.
 
-    `places` says where each address stands first. Once the files are fetched, the request is
-    lowered again with them.
+    `places` has the place of each address's first use, by address. Once the files are fetched, the
+    request is lowered again with them.
     """
 
     def __init__(self, places: Mapping[str, str]) -> None:
@@ -31,18 +31,18 @@ class ImagesNamed(InvalidRequest):
 
 
 class ImageReader:
-    """Reads the images of one request. Equal images of one scope are one.
+    """Reads the images of one request. Equal images of one scope have one id.
 
-    `fetched` has the files by their addresses. None refuses images by their addresses.
+    `fetched` has the files by their addresses. With None, images by address are refused.
     """
 
     def __init__(self, scope: str, fetched: Mapping[str, bytes] | None = None) -> None:
         self._fetched = fetched
-        # The images by their ids, in the order in which they stand in the request.
+        # The images by their ids, in the order of the request.
         self.images: dict[str, Image] = {}
-        # Where each of them stands first.
+        # The place of each image's first use, by its id.
         self.paths: dict[str, str] = {}
-        # The addresses that are still to be fetched, and where each stands first.
+        # The place of each unfetched address's first use, by address.
         self.unfetched: dict[str, str] = {}
         self._scope = scope.encode()
         self._num_shown = 0

@@ -1,8 +1,8 @@
 """Images, sounds and files in a prompt of a model that can't read them: a placeholder or a refusal.
 
-To leave such content out would change what the answer means. So the request is refused, or a text
-that says what is missing stands in the content's place, and the answer tells of it. Nothing is
-decoded: an image's size is read from the first bytes of its file.
+Leaving such content out would change what the answer means. So the request is refused, or a text
+that says what is missing replaces the content, and the answer reports it. Nothing is decoded: an
+image's size is read from the first bytes of its file.
 """
 
 import re
@@ -27,10 +27,9 @@ _REFUSALS: dict[Kind, str] = {
     "video": "this model reads no video. Could not process video",
     "file": "this server keeps no files. Could not process file",
 }
-"""Coding agents look for the last words. Where they see them, they leave the image out and go
-on."""
+"""Coding agents look for the last sentence. When they see it, they go on without the image."""
 _HEAD_CHARACTERS = 48 * 1024
-"""So much base64 of a file is decoded. A JPEG's size stands behind its metadata."""
+"""How much base64 of a file is decoded. A JPEG's size stands behind its metadata."""
 _MAX_NAME = 64
 _MAX_SEGMENTS = 1000
 """The most segments and bytes of padding before a JPEG's size. A colour profile takes 255."""
@@ -38,21 +37,21 @@ _MAX_SEGMENTS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """One piece of content that is no text."""
+    """One piece of content that is not text."""
 
     kind: Kind
-    # As the client wrote it.
+    # The media type as the client wrote it.
     media_type: str = ""
-    # In base64.
+    # The file in base64.
     data: str = ""
-    # A file's name, or an address.
+    # The file's name or address.
     name: str = ""
     # How much detail of an image the client wants.
     detail: str | None = None
 
 
 def stand_in(path: str, media: Media, unreadable: Unreadable, notepad: Notepad) -> str:
-    """The text in the content's place. Raise InvalidRequest where the setting refuses it."""
+    """The text that replaces the content. Raise InvalidRequest where the setting refuses it."""
     if unreadable == "refuse":
         raise InvalidRequest(f"{path}: {_REFUSALS[media.kind]}")
     notepad.ignore(path, f"not shown to this model: {media.kind}")
@@ -128,8 +127,10 @@ def image_size(head: bytes) -> tuple[int, int] | None:
             if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
                 height, width = _pair(">HH", head, at + 5)
                 return width, height
-            is_fill = marker == 0xFF
-            at += 1 if is_fill else 2 + max(2, int.from_bytes(head[at + 2 : at + 4], "big"))
+            if marker == 0xFF:  # a fill byte
+                at += 1
+            else:
+                at += 2 + max(2, int.from_bytes(head[at + 2 : at + 4], "big"))
     except struct.error:
         pass
     return None

@@ -1,8 +1,8 @@
-"""Names: digests of prefixes, so that gateways and engines can speak of the same one.
+"""Names: digests of prefixes, by which gateways and engines speak of the same prefix.
 
 A name is the hash of the scope and of everything before it, in order. So every gateway gives one
-prefix the same name. The order of keys in tool inputs and schemas is part of it. Markers and the
-spelling of the JSON are not.
+prefix the same name. The order of keys in tool inputs and schemas is part of the hash. Markers and
+the spelling of the JSON are not.
 
 A name stands at each segment's end, and inside texts at multiples of a step. The step grows with
 the *depth*, the characters of text before (`_STEPS`).
@@ -72,11 +72,11 @@ class Segment(NamedTuple):
 
     # The letter of its kind.
     letter: str
-    # The number and the role of the message in which it stands.
+    # The number and the role of its message; empty outside of messages.
     begin: bytes
-    # Whether it is its message's first part.
+    # Whether it is the first part of its message.
     is_first: bool
-    # What it has besides its text: a tool's fields, a call's id.
+    # Its content besides the text: a tool's fields, a call's id.
     values: list[Any] | None
     text: str
 
@@ -89,7 +89,7 @@ class Prefix(NamedTuple):
     num_bytes: int
 
 
-# What the chain takes in, each behind a byte that nothing else begins with.
+# The first bytes of what the chain takes in: each kind of input begins with its own.
 _HEADER = b"\x01"
 _SEGMENT_END = b"\x02"
 _TEXT_DIGEST = b"\x03"
@@ -97,12 +97,11 @@ _ADAPTER = b"\x04"
 
 
 class Salts(NamedTuple):
-    """What else the chain takes in, by segment. Each salt begins with a byte of its own, above
-    4."""
+    """Further input of the chain, by segment. Each kind begins with its own byte (5 to 7)."""
 
-    # In front of the segment.
+    # The salt before a segment.
     before: Mapping[int, bytes] = {}
-    # At its end.
+    # The salt at a segment's end.
     behind: Mapping[int, bytes] = {}
 
 
@@ -110,10 +109,9 @@ _NO_SALTS = Salts()
 
 
 def salt_of(cache_salt: str | None, scope: str) -> str:
-    """What stands for a client's salt in this scope: 32 bytes in hex; empty without a salt.
+    """The digest of a client's salt in this scope: 32 bytes in hex; empty without a salt.
 
-    Whatever the client writes, it can only narrow the scope. Nobody can read the client's word from
-    it.
+    A salt can only narrow the scope. The client's word can't be read from the digest.
     """
     if cache_salt is None:
         return ""
@@ -131,11 +129,11 @@ def find_prefixes(
 ) -> list[Prefix]:
     """All prefixes of the prompt that have a name, shallowest first.
 
-    A name covers all that the keys and values of its prefix depend on. The chain takes in the
-    digest of the `adapter`'s weights before the segment in which the adapter begins to act.
+    A name covers everything that the prefix's KV cache depends on. The chain takes in the digest of
+    the `adapter`'s weights before the segment in which the adapter begins to act.
     """
     adapter_begins = _begin_of(adapter, prompt)
-    # Bytes that count for an image beside its reference. Only the engine knows its tokens.
+    # The bytes that each image counts besides its reference. Only the engine knows its tokens.
     image_bytes = {
         image.id: 4 * image.width * image.height // PATCH_PIXELS for image in prompt.images
     }
@@ -148,7 +146,7 @@ def find_prefixes(
         header = segment.begin + _HEADERS.get(segment.letter, b"text")
         if segment.values is not None:
             header += _encode(segment.values)
-        # What the chain takes in next. A segment with a short text goes in with one call.
+        # The chain's next input. It is gathered so that a short segment takes one call.
         pending = _HEADER + b"%d:%b" % (len(header), header)
         if adapter is not None and number == adapter_begins:
             pending = _ADAPTER + bytes.fromhex(adapter.digest) + pending
@@ -187,8 +185,7 @@ def _begin_of(adapter: AdapterInfo | None, prompt: Prompt) -> int | None:
     invocation = adapter.invocation
     if invocation is None:
         return 0
-    # The last text that has the invocation. Where none has it, the template may write it behind
-    # all segments.
+    # Where no text has the invocation, the template may write it behind all segments.
     invoking = [
         number for number, segment in enumerate(segments_of(prompt)) if invocation in segment.text
     ]
@@ -200,9 +197,8 @@ def trim_names(
 ) -> list[Prefix]:
     """At most `max_names` of the prefixes, in their order.
 
-    The ends of the segments in `keep` are chosen first. Next are the first _FRONT_NAMES, which
-    other prompts likely share, then the deepest ends of segments, then the deepest names inside
-    texts.
+    They are chosen in this order: the ends of the segments in `keep`, the first _FRONT_NAMES (which
+    other prompts likely share), the deepest ends of segments, the deepest names inside texts.
     """
     if len(prefixes) <= max_names:
         return prefixes

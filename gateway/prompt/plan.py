@@ -7,7 +7,7 @@ automatic marker against an explicit one at its place, the order of the automati
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import msgspec
 from msgspec.structs import replace
@@ -47,7 +47,7 @@ _ORDER = (
     " block. Note that blocks are processed in the following order: `tools`, `system`, `messages`."
 )
 _SALT_DIGITS = 16
-"""So many digits of a salt are in a fingerprint: enough to tell salts apart."""
+"""How many digits of a salt are in a fingerprint: enough to tell salts apart."""
 _TOOL = re.compile(r"tools\[(\d{1,6})\]")
 """The beginning of an engine's message about a tool."""
 _TOOL_PATH = re.compile(r"tools[.\[](\d+)\]?$")
@@ -56,7 +56,7 @@ _CALLS = frozenset((CALL, RESULT, CALL.upper(), RESULT.upper()))
 
 
 def section_of(segment: int, num_tools: int, num_system: int) -> tuple[Section, int]:
-    """The section of a prompt's segment, and the segment's place there, from 0."""
+    """The section of a prompt's segment, and the segment's place in that section, from 0."""
     if segment < num_tools:
         return "tools", segment
     if segment < num_tools + num_system:
@@ -71,28 +71,29 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     # The prompt's segments.
     slots: list[Slot]
     breakpoints: list[Breakpoint]
-    # Names for the engine: a bounded choice. `name_bytes` are the bytes of content up to each.
+    # The names that the engine gets: at most MAX_NAMES.
     names: list[Name]
+    # The bytes of content up to each of these names.
     name_bytes: list[int]
     # All prefixes that have a name.
     prefixes: list[Prefix]
     # The policy that added breakpoints. None where all are the client's.
     automatic: AutoCache | None = None
-    # The letters of the segments' kinds, and the prompt's sketch, both as in `sketch.py`.
+    # The letter of each segment's kind, as in `sketch.py`.
     kinds: str = ""
     sketch: Sketch | None = None
-    # The look-back for entries goes as far as this segment. None is the rule of 20 positions.
+    # The segment at which the look-back for entries ends. None is the rule of 20 positions.
     lookback_to: int | None = None
-    # Where in the request each of the prompt's images stands first, by its id.
+    # The place in the request of each image's first use, by the image's id.
     image_paths: Mapping[str, str] = {}
-    # What of it need not be exact; None where all must be.
+    # The parts that need not be exact; None where all must be.
     approximate: Approximate | None = None
-    # What narrows the scope: `salt_of`.
+    # The digest that narrows the scope (`salt_of`).
     salt: str = ""
 
     @property
     def paths(self) -> list[str]:
-        """Where each segment stands in the request."""
+        """Each segment's place in the request."""
         return [slot.path for slot in self.slots]
 
     @property
@@ -126,8 +127,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def in_request(self, message: str) -> str:
         """An engine's message, with the place in the client's request that it is about.
 
-        That is a tool, an image or an approximate part. A tool's number may differ: where tools are
-        left out, the prompt has fewer than the request.
+        The place is that of a tool, an image or an approximate part. A tool's number may differ,
+        because a prompt from which tools are left out has fewer than the request.
         """
         reference = IMAGE_REFERENCE.match(message)
         if reference is not None:
@@ -152,8 +153,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """The fingerprint of this prompt, which has `num_tokens` tokens.
 
         `name_tokens` are the tokens up to each name, as in an engine's receipt. A shared
-        fingerprint has all points, because it is compared at once. Any other has only those that
-        are stored.
+        fingerprint has all points, because it is compared at once. Any other has only the points
+        that are stored.
         """
         num_tools = len(self.prompt.tools)
         num_system = len(self.prompt.system)
@@ -259,11 +260,17 @@ def make_plan(
 def _on_segments(points: Sequence[Breakpoint], slots: Sequence[Slot]) -> list[Breakpoint]:
     """The breakpoints by their segments, without the absent slots.
 
-    A breakpoint on an absent slot moves to the segment before it, which has the same prefix. Where
-    that segment has one already, its own stays: its TTL is no shorter. Without a segment before it
-    the breakpoint is dropped.
+    A breakpoint on an absent slot moves to the segment before it, which has the same prefix. If
+    that segment has a breakpoint already, that one stays, since its TTL is at least as long.
+    Without a segment before it the breakpoint is dropped.
     """
-    segments = [count - 1 for count in accumulate(not slot.is_absent for slot in slots)]
+    # The segment of each slot; that of an absent slot is the one before it, -1 without one.
+    segments: list[int] = []
+    segment = -1
+    for slot in slots:
+        if not slot.is_absent:
+            segment += 1
+        segments.append(segment)
     moved: dict[int, Breakpoint] = {}
     for point in points:
         segment = segments[point.segment]
@@ -274,7 +281,9 @@ def _on_segments(points: Sequence[Breakpoint], slots: Sequence[Slot]) -> list[Br
 
 def find_breakpoints(slots: Sequence[Slot], automatic: Ttl | None = None) -> list[Breakpoint]:
     """The breakpoints of the slots' markers, in prompt order. Raise for the first broken rule."""
-    number = sum(slot.num_markers for slot in slots) + (automatic is not None)
+    number = sum(slot.num_markers for slot in slots)
+    if automatic is not None:
+        number += 1
     if number > MAX_BREAKPOINTS:
         raise MarkersBroken(
             f"A maximum of {MAX_BREAKPOINTS} blocks with cache_control may be provided."
@@ -314,9 +323,9 @@ def mark_latest(
 ) -> list[Slot]:
     """The slots with the last of `markers`, which are indices and TTLs in prompt order.
 
-    With the markers that are there already there are at most `room`. A marker gets the longest TTL
-    of those behind it. That costs nothing more, because what it holds is a part of what they hold.
-    And so no longer TTL comes after a shorter one.
+    The markers that are there already and the added ones are at most `room` together. An added
+    marker gets the longest TTL of the markers behind it, so that no longer TTL follows a shorter
+    one. The longer TTL costs nothing, because those markers hold this prefix as well.
     """
     room -= sum(slot.num_markers for slot in slots)
     marked = list(slots)
@@ -342,8 +351,8 @@ def add_automatic(
 ) -> list[Breakpoint]:
     """The client's breakpoints with those of the policy, in prompt order.
 
-    `slots` are the prompt's segments. Where the client marked any, the policy adds only the one at
-    the prompt's end. It adds none where a shorter TTL would come before a longer one.
+    `slots` are the prompt's segments. If the client marked any, the policy adds only the breakpoint
+    at the prompt's end. It adds none if a longer TTL would follow a shorter one.
     """
     if policy.mode == "off" or len(marked) >= MAX_BREAKPOINTS:
         return list(marked)
@@ -351,7 +360,7 @@ def add_automatic(
     end = len(prompt.tools) + len(prompt.system) - 1
     ends = [end]
     if policy.mode == "conversation":
-        # Also the last segment before the last answer of the model, and the last one.
+        # The segment before the model's last answer, which an earlier turn wrote, and the last one.
         before_answer = -1
         for message in prompt.messages:
             if message.role == "assistant":

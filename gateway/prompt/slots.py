@@ -16,9 +16,9 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     num_markers: int = 0
     # Whether a marker may stand here.
     can_carry: bool = True
-    # The block is kept out of the prompt and makes no segment.
+    # Whether the block is left out of the prompt and makes no segment.
     is_absent: bool = False
-    # What the marker asks for besides an exact answer.
+    # The approximation that the marker asks for.
     approximate: Wish | None = None
 
 

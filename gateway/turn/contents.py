@@ -1,13 +1,13 @@
-"""Keeps the prompts and answers of workspaces that want it, and the responses that clients go on
-with. Nothing is kept of any other.
+"""Keeps prompts and answers, and the responses that clients continue.
 
-Prompts and answers are sealed, and written to the journal in the commit of the turn's close. So
-both outlive a kill and a database that is away. A drain of their own moves them to the database,
-some megabytes at a time. What is too much is not kept, which the turn's row and the log say.
+Prompts and answers are kept only for workspaces that want it. They are sealed, and are written to
+the journal in the commit of the turn's close. So they outlive a kill and an outage of the database.
+A drain of their own moves them to the database, some megabytes at a time. A content that is too
+large is not kept. The turn's row and the log say so.
 
-A response is kept before its last event goes out: the next request may name it. It is kept with its
-own input alone, and the ids of those before it: so each is deleted, or forgotten, by itself, and a
-long conversation costs no more than its length.
+A response is kept before its last event goes out, because the next request may name it. It is kept
+with its own input and the ids of the responses before it. So each response is deleted by itself,
+and a long conversation costs no more than its length.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from gateway.turn.state import Turn
 
 MAX_BYTES = 8 << 20
 MAX_WAITING_BYTES = 64 << 20
-"""The most that waits for the database. It is a quarter of the journal at most."""
+"""The most bytes that wait for the database: at most a quarter of the journal."""
 _STEP_BYTES = 4 << 20
 _DRAIN_SECONDS = 0.25
 _RETRY_SECONDS = 1.0
@@ -60,11 +60,11 @@ class ContentWriter:
     journal: Journal
     background: Background
     clock: Clock
-    # What would go beyond it is not kept.
+    # A content that would exceed this bound is not kept.
     most_waiting_bytes: int = MAX_WAITING_BYTES
-    # Of contents that the database does not have yet: being sealed, or in the journal.
+    # The bytes of contents that are being sealed or are in the journal.
     waiting_bytes: int = 0
-    # What is deleted must not come back from the journal.
+    # Held while contents move or are deleted: a deleted one must not come back from the journal.
     _moving: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def start(self) -> None:
@@ -72,8 +72,8 @@ class ContentWriter:
         self.waiting_bytes = await self.journal.content_bytes()
 
     async def sealed(self, turn: Turn) -> Content | None:
-        """What a turn was asked and what it answered so far, sealed off the loop. None where it is
-        too much, which the turn's record says."""
+        """The turn's prompt and its answer so far, sealed in a thread. None where they are too
+        large; the turn's record then says so."""
         record = turn.record
         num_bytes = _size_of(turn)
         if num_bytes > MAX_BYTES:
@@ -81,12 +81,12 @@ class ContentWriter:
         elif self.waiting_bytes + num_bytes > self.most_waiting_bytes:
             record.content = NO_ROOM
         else:
-            return await self._sealed(turn, num_bytes)
+            return await self._seal(turn, num_bytes)
         log = get_logger("contents")
         log.warning("content_not_kept", turn=record.id, bytes=num_bytes, reason=record.content)
         return None
 
-    async def _sealed(self, turn: Turn, num_bytes: int) -> Content:
+    async def _seal(self, turn: Turn, num_bytes: int) -> Content:
         record = turn.record
         frames = list(turn.whole)
 
@@ -105,8 +105,8 @@ class ContentWriter:
         return Content(record.id, record.workspace, at_ms, body)
 
     def write(self, turn: Turn) -> None:
-        """Write what a turn that was cut off answered. This never awaits. The record says that it
-        is not kept, until it is in the journal."""
+        """Keep the answer of a turn that was cut off. This never awaits: a task writes it. The
+        record says that nothing is kept until the journal has it."""
         record = turn.record
 
         async def write() -> None:
@@ -116,15 +116,15 @@ class ContentWriter:
             try:
                 await self.journal.keep(content)
                 record.content = KEPT
-            except GatewayError as error:  # the journal tries on
+            except GatewayError as error:  # the journal goes on trying
                 log = get_logger("contents")
                 log.warning("content_waits", turn=record.id, error=str(error))
 
         self.background.spawn(write(), "keep contents")
 
     async def drain(self, stopping: asyncio.Event) -> None:
-        """Move contents from the journal to the database. What is there at a clean stop is moved
-        too, if the database takes it."""
+        """Move contents from the journal to the database until `stopping` is set. Then move the
+        rest, if the database takes it."""
         while not stopping.is_set():
             try:
                 moved = await self.step() if self.waiting_bytes else 0
@@ -138,7 +138,7 @@ class ContentWriter:
                 pass
 
     async def step(self) -> int:
-        """Move some, the oldest first; return how many."""
+        """Move the oldest contents, about _STEP_BYTES; return how many."""
         async with self._moving:
             oldest = await self.journal.oldest_contents(_STEP_BYTES)
             for content in oldest:
@@ -153,30 +153,30 @@ class ContentWriter:
         self.waiting_bytes -= num_bytes
 
     async def read(self, workspace: str, turn_id: str) -> tuple[KeptContent, int]:
-        """What is kept of a turn, and until when (ms). Raise NotFound."""
+        """The kept content of a turn, and until when it is kept (ms). Raise NotFound."""
         body, until_ms = await self.contents.get(workspace, turn_id, self.clock.wall_ms())
 
-        def opened() -> KeptContent:
+        def unseal() -> KeptContent:
             return _decoder.decode(zlib.decompress(self.contents.opened(workspace, turn_id, body)))
 
-        return await asyncio.to_thread(opened), until_ms
+        return await asyncio.to_thread(unseal), until_ms
 
     async def remove(self, turn_id: str) -> None:
-        """Delete what is kept of a turn, here and in this gateway's journal."""
+        """Delete a turn's content from the database and from this gateway's journal."""
         async with self._moving:
             await self._forget([turn_id])
             await self.contents.remove([turn_id])
 
     async def purge(self, workspace: str) -> int:
-        """Delete what this gateway's journal has of a workspace; return of how many turns."""
+        """Delete a workspace's contents from this gateway's journal; return of how many turns."""
         async with self._moving:
-            number, num_bytes = await self.journal.purge_contents(workspace)
+            num_turns, num_bytes = await self.journal.purge_contents(workspace)
             self.waiting_bytes -= num_bytes
             await self.journal.empty_log()
-        return number
+        return num_turns
 
     async def forget(self) -> None:
-        """Delete what is kept no longer."""
+        """Delete contents whose time is over."""
         await self.contents.forget(self.clock.wall_ms())
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -184,9 +184,10 @@ class ContentWriter:
 
 
 class Link(msgspec.Struct, frozen=True, array_like=True):
-    """One response of a chain, and the bytes of what is kept of it."""
+    """One response of a chain."""
 
     id: str
+    # Of what is kept of it.
     num_bytes: int
 
 
@@ -214,21 +215,24 @@ class StoredResponses:
 
     contents: Contents
     clock: Clock
-    # Also those of workspaces that set no days.
+    # Whether responses of workspaces that keep no contents are kept too.
     keeps_all: bool
-    # Of each response.
+    # The most bytes that are kept of one workspace.
     most_bytes: int
-    # The bytes that are kept of a workspace, and when the database was asked for them.
+    # The bytes that are kept of each workspace.
     num_bytes: Counter[str] = field(default_factory=Counter)
+    # When the database was last asked for a workspace's bytes, on the monotonic clock.
     asked_at: dict[str, float] = field(default_factory=dict)
 
     def keeps(self, principal: Principal) -> bool:
         return self.keeps_all or principal.keeps_contents
 
     async def check_room(self, workspace: str) -> None:
-        """Raise RateLimited where as much of a workspace is kept as may be. What other gateways
-        keep, and what is deleted, is known after a while. Where the database can't be asked nothing
-        is kept either, which the answer tells."""
+        """Raise RateLimited where a workspace has no room for another response.
+
+        What other gateways keep, and what is deleted, is known after some seconds. While the
+        database is away no response is kept, and each answer says so.
+        """
         sizes = self.num_bytes
         now = self.clock.monotonic()
         is_full = sizes[workspace] >= self.most_bytes
@@ -242,36 +246,36 @@ class StoredResponses:
             raise RateLimited(what, self.most_bytes)
 
     async def find(self, workspace: str, ids: Collection[str]) -> dict[str, StoredResponse]:
-        """Those of these that are kept."""
+        """The kept responses of these ids, by id."""
         bodies = await self.contents.find(workspace, ids, self.clock.wall_ms()) if ids else {}
 
-        def opened() -> dict[str, StoredResponse]:
-            return {
-                kept_id: _stored.decode(
-                    zlib.decompress(self.contents.opened(workspace, kept_id, body))
-                )
-                for kept_id, (body, _) in bodies.items()
-            }
+        def unseal() -> dict[str, StoredResponse]:
+            stored = dict[str, StoredResponse]()
+            for kept_id, (body, _) in bodies.items():
+                packed = self.contents.opened(workspace, kept_id, body)
+                stored[kept_id] = _stored.decode(zlib.decompress(packed))
+            return stored
 
-        return await asyncio.to_thread(opened) if bodies else {}
+        return await asyncio.to_thread(unseal) if bodies else {}
 
     async def put(
         self, workspace: str, kept_id: str, make: Callable[[], StoredResponse]
     ) -> Link | None:
-        """Keep what is made, off the loop; None, with a line in the log, where it is too much or
-        can't be written."""
+        """Make a response in a thread and keep it. Return None, and log it, where it is too large
+        or can't be written."""
 
-        def sealed() -> tuple[bytes | None, int]:
+        def seal() -> tuple[bytes | None, int]:
             body = _encode(make())
-            packed = zlib.compress(body, 1) if len(body) <= MAX_BYTES else None
-            whole = None if packed is None else self.contents.sealed(workspace, kept_id, packed)
-            return whole, len(body)
+            if len(body) > MAX_BYTES:
+                return None, len(body)
+            packed = zlib.compress(body, 1)
+            return self.contents.sealed(workspace, kept_id, packed), len(body)
 
         try:
-            body, num_bytes = await asyncio.to_thread(sealed)
-            if body is not None:
-                await self.contents.put(workspace, kept_id, self.clock.wall_ms(), body)
-                self.num_bytes[workspace] += len(body)
+            sealed_body, num_bytes = await asyncio.to_thread(seal)
+            if sealed_body is not None:
+                await self.contents.put(workspace, kept_id, self.clock.wall_ms(), sealed_body)
+                self.num_bytes[workspace] += len(sealed_body)
                 return Link(kept_id, num_bytes)
             error = f"longer than {MAX_BYTES} bytes"
         except GatewayError as failure:
@@ -287,26 +291,26 @@ class StoredResponses:
         *,
         renews: bool = True,
     ) -> None:
-        """Change what is kept, off the loop. Its time begins anew where that `renews` it."""
+        """Change a kept response in a thread. With `renews` its time begins anew."""
 
-        def changed(body: bytes) -> bytes:
+        def reseal(body: bytes) -> bytes:
             kept = _stored.decode(zlib.decompress(self.contents.opened(workspace, kept_id, body)))
             edit(kept)
             return self.contents.sealed(workspace, kept_id, zlib.compress(_encode(kept), 1))
 
         now_ms = self.clock.wall_ms() if renews else None
-        await self.contents.change(workspace, kept_id, now_ms, changed)
+        await self.contents.change(workspace, kept_id, now_ms, reseal)
 
     async def remove(self, ids: Collection[str]) -> None:
         await self.contents.remove(ids)
 
     def forget_sizes(self, workspace: str) -> None:
-        """The database has other rows of the workspace from now on."""
+        """Forget a workspace's bytes: rows of it were deleted, and the database is asked anew."""
         self.num_bytes.pop(workspace, None)
         self.asked_at.pop(workspace, None)
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Delete what is kept no longer."""
+        """Delete responses whose time is over."""
 
         async def forget() -> None:
             await self.contents.forget(self.clock.wall_ms())
@@ -315,7 +319,7 @@ class StoredResponses:
 
 
 def check_chain(number: int, num_bytes: int, path: str) -> None:
-    """Raise InvalidRequest for so many responses, of so many bytes, that none can go on with."""
+    """Raise InvalidRequest for a chain that is too long to be continued."""
     if number > MAX_CHAIN or num_bytes > MAX_CHAIN_BYTES:
         raise InvalidRequest(
             f"{path}: has {number} responses before, of {num_bytes} bytes; the most are"
@@ -338,14 +342,17 @@ def _size_of(turn: Turn) -> int:
 
 
 def parts_of(frames: Iterable[Frame]) -> list[AnswerPart]:
-    """An answer's texts, thoughts and calls, each choice's in its order."""
+    """An answer's texts, thoughts and calls, in order within each choice."""
+    # Each part, and the pieces of its text.
     parts: list[tuple[AnswerPart, list[str]]] = []
+    # The index of each choice's latest part.
     latest: dict[int, int] = {}
 
     def add(choice: int, kind: str, text: str, name: str | None = None) -> None:
         index = latest.get(choice)
         if index is None or parts[index][0].kind != kind or name is not None:
-            index = latest[choice] = len(parts)
+            index = len(parts)
+            latest[choice] = index
             parts.append((AnswerPart(choice=choice, kind=kind, text="", name=name), []))
         parts[index][1].append(text)
 

@@ -41,14 +41,15 @@ _MAX_FETCHES = 32
 _TURN_ID = re.compile(r"msg_[0-9a-f]{28}")
 
 _RECALL_SECONDS = 0.5
-# The deepest of a prompt's prefixes; of earlier turns the ledger has the deepest that was marked.
 _MAX_RECALLED = 8
-# Of each key; so many of its newest prompts are compared where no engine knew a prefix.
+"""The most prefixes of a prompt that the ledger is asked for: the deepest ones. The ledger knows an
+earlier turn by its deepest marked prefix."""
 _MAX_OF_KEY = 8
+"""How many of a key's newest prompts are remembered for comparison."""
 _MAX_KEYS = 1000
 
 _UNASKED: tuple[Section, ...] = ("tools", "system")
-"""A change of these is told where the client asked for no comparison."""
+"""The sections whose changes are reported even if the client asked for no comparison."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +75,16 @@ class Comparison:
 
 @dataclass(slots=True)
 class PromptComparer:
-    """`find` fetches a packed fingerprint from the ledger, by turn id and workspace."""
+    """Compares a turn's prompt with an earlier one."""
 
+    # Fetches a packed fingerprint from the ledger, by turn id and workspace.
     find: Callable[[str, str], Awaitable[bytes | None]]
     background: Background
+    # The workspace and the packed fingerprint of recent turns, by turn id.
     recent: OrderedDict[str, tuple[str, bytes]] = field(default_factory=OrderedDict)
-    of_keys: OrderedDict[str, deque[bytes]] = field(default_factory=OrderedDict)
+    # The packed fingerprints of each key's newest turns, by the key's id.
+    newest_by_key: OrderedDict[str, deque[bytes]] = field(default_factory=OrderedDict)
+    # How many fetches from the ledger run.
     num_fetches: int = 0
 
     def begin(self, ask: Ask) -> Comparison | None:
@@ -118,19 +123,22 @@ class PromptComparer:
         """Remember a turn whose response begins. Return the fingerprint to store."""
         packed = pack(fingerprint)
         self._keep(turn_id, workspace, packed)
-        newest = self.of_keys.setdefault(key_id, deque(maxlen=_MAX_OF_KEY))
+        newest = self.newest_by_key.setdefault(key_id, deque(maxlen=_MAX_OF_KEY))
         newest.append(packed)
-        self.of_keys.move_to_end(key_id)
-        while len(self.of_keys) > _MAX_KEYS:
-            self.of_keys.popitem(last=False)
+        self.newest_by_key.move_to_end(key_id)
+        while len(self.newest_by_key) > _MAX_KEYS:
+            self.newest_by_key.popitem(last=False)
         return packed
 
     def changed_since(self, key_id: str, later: Fingerprint) -> Divergence | None:
-        """What changed since that of the key's newest prompts which begins most like this one, or
-        else is another version of it: tools or the system prompt. None where there is no such
-        prompt, so that it may be another one altogether, and where only messages differ: that may
-        be another conversation."""
-        earlier = [unpack(packed) for packed in self.of_keys.get(key_id, ())]
+        """How the tools or the system prompt changed since the key's nearest recent prompt.
+
+        The nearest prompt shares the longest beginning with `later`. If none shares a beginning, it
+        is the newest other version of `later`. None where there is no nearest prompt, because the
+        key may send unrelated prompts. None also where only messages differ, because that may be
+        another conversation.
+        """
+        earlier = [unpack(packed) for packed in self.newest_by_key.get(key_id, ())]
         nearest = max(
             earlier, key=lambda fingerprint: shared_bytes(fingerprint, later), default=None
         )
@@ -140,8 +148,9 @@ class PromptComparer:
         if nearest is None:
             return None
         divergence = compare(nearest, later)
-        is_told = divergence is not None and SECTION_OF[divergence.kind] in _UNASKED
-        return divergence if is_told else None
+        if divergence is None or SECTION_OF[divergence.kind] not in _UNASKED:
+            return None
+        return divergence
 
     def _keep(self, turn_id: str, workspace: str, packed: bytes) -> None:
         self.recent[turn_id] = workspace, packed
@@ -151,15 +160,20 @@ class PromptComparer:
 
 @dataclass(slots=True)
 class PrefixRecaller:
-    """Asks the ledger for the newest turn with one of a workspace's prefixes: `find`. Few are
-    asked for at once, and none for long: a first token waits for it."""
+    """Asks the ledger for the newest turn that used a prefix.
 
+    The number of questions at once and their time are bounded, because a first token waits for the
+    answer.
+    """
+
+    # Fetches the newest use of one of these prefixes in a workspace.
     find: Callable[[str, Sequence[str]], Awaitable[PrefixUse | None]]
     background: Background
     num_running: int = 0
 
     async def last_use(self, workspace: str, prefixes: Sequence[str]) -> PrefixUse | None:
-        """None where the ledger knows none, does not answer in time, or is asked too much."""
+        """The newest use of one of the prefixes, which come deepest first. None where the ledger
+        knows none or does not answer in time, or where too many questions run."""
         if self.num_running >= _MAX_FETCHES:
             return None
 
@@ -187,13 +201,15 @@ class _Holder(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LastHolders:
-    """The engines that last held prefixes, as this gateway's own responses told, until an entry's
-    TTL is over. It tells why a turn missed. Routing does not use it."""
+    """The engine that last held each prefix, and until when, as this gateway's responses reported.
+
+    It explains why a turn missed. Routing does not use it.
+    """
 
     # An engine's epoch by its name; None where it is not known.
     epoch_of: Callable[[str], str | None]
     max_names: int = MAX_NAMES_KNOWN
-    # By model and prefix.
+    # The last holder, by model and prefix.
     holders: OrderedDict[tuple[str, str], _Holder] = field(default_factory=OrderedDict)
     # The model that a prefix last came with.
     models: OrderedDict[str, str] = field(default_factory=OrderedDict)
@@ -212,11 +228,11 @@ class LastHolders:
             self._keep(model, digest, _Holder(engine, started.epoch, now + seconds))
 
     def recall(self, use: PrefixUse, at: datetime, now: float) -> None:
-        """Take in what the ledger knows of a prefix that this process does not; `at` is `now` on
-        the wall clock."""
+        """Remember a use that the ledger knows, unless this process knows the prefix. `at` is `now`
+        on the wall clock."""
         if not self.knows([use.prefix]):
-            left = use.seconds - (at - use.opened_at).total_seconds()
-            self._keep(use.model, use.prefix, _Holder(use.engine, use.epoch, now + left))
+            seconds_left = use.seconds - (at - use.opened_at).total_seconds()
+            self._keep(use.model, use.prefix, _Holder(use.engine, use.epoch, now + seconds_left))
 
     def knows(self, digests: Iterable[str]) -> bool:
         return any(digest in self.models for digest in digests)
@@ -233,9 +249,11 @@ class LastHolders:
     def explain(
         self, engine: str, model: str, epoch: str, digests: Sequence[str], now: float
     ) -> HolderReason | None:
-        """Why `engine`, in this epoch, may not hold these prefixes for `model`. They are given
-        deepest first, and the first that is known decides. None if this gateway has no better
-        reason than the engine."""
+        """Why `engine`, in this epoch, may not hold these prefixes for `model`.
+
+        The prefixes come deepest first. The first one that is known decides. None if this gateway
+        knows no better reason than the engine.
+        """
         for digest in digests:
             holder = self.holders.get((model, digest))
             if holder is None and self.models.get(digest, model) != model:

@@ -1,19 +1,19 @@
 """Sends a turn to an engine, and to the next best one while nothing of an answer has gone out.
 
 An engine may be unreachable, die, fall silent, fail, or refuse. Then the turn goes on at another
-engine, as another request, and the first one is cancelled and not charged. Where there is no other
-engine the turn waits for the lost one, as long as it may wait in the queue, and then the client is
-told to come again (`NotServed`). A stream's first byte is the engine's first frame; after it a
-failure is the stream's error. An answer in one piece can begin anew elsewhere until it is whole.
+engine, as another request. The first request is cancelled and not charged. Where there is no other
+engine the turn waits for the lost one, as long as it may wait in the queue. Then the client is told
+to come again (`NotServed`). A stream begins with the engine's first frame; a later failure is the
+stream's error. An answer in one piece can begin anew elsewhere until it is whole.
 
-A turn on which an engine fell silent before it accepted it is sent to one other: its prompt may be
-the cause, and must not stop one engine after another.
+If an engine falls silent before it accepts a turn, only one other engine gets that turn. The prompt
+may be the cause, and must not stop one engine after another.
 
 A turn may have two legs: one engine prefills its prompt, another one reads it and answers. The
-first leg is a request with `max_tokens` 0, whose frames are not passed on. When it has ended, and
-an engine that may answer has told that it can read the prefix, the turn goes on as at every next
-attempt. A first leg that fails, or takes too long, is given up. `routing/router.py` says which
-turns have one. The turn's usage is that of the first leg: what it wrote counts as written.
+first leg is a request with `max_tokens` 0, whose frames are not passed on. The second leg begins,
+as any further attempt does, once an engine that may answer reports that it can read the prefix. A
+first leg that fails, or takes too long, is given up. `routing/router.py` decides which turns have
+one. The turn's usage is that of the first leg: what it wrote counts as written.
 """
 
 import asyncio
@@ -60,17 +60,17 @@ from gateway.turn.state import (
 )
 
 RETRY_SECONDS = 300.0
-"""Seconds from the turn's arrival. A later failure is the answer."""
+"""Seconds from the turn's arrival until a failure is no longer retried."""
 LEG_SECONDS = 60.0
-"""Seconds that a first leg may take."""
+"""The most seconds that a first leg takes."""
 ARRIVAL_SECONDS = 5.0
-"""Seconds until another engine must have told that it can read the prefix."""
+"""The most seconds until another engine reports that it can read the prefix."""
 REST_SECONDS = 30.0
-"""Seconds for which an engine gets no first leg after one that came to nothing."""
+"""Seconds for which an engine gets no first leg after one of its first legs failed."""
 _LOOK_SECONDS = 0.02
 _PAUSE_SECONDS = 0.1
 _RETURN_SECONDS = 0.25
-"""Between two looks whether a lost engine is back. The fleet polls it every second."""
+"""The pause between two checks whether a lost engine is back. The fleet polls it every second."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,13 +83,16 @@ class Dispatcher:
     reconciler: Reconciler
     metrics: Metrics
     clock: Clock
-    # The epochs of engines whose last first leg failed, and until when each gets no other.
+    # Until when an engine gets no first leg because its last one failed, by the engine's epoch.
     resting: dict[str, float] = field(default_factory=dict)
 
     def check_length(self, ask: Ask) -> None:
-        """Raise PromptTooLong if no ready engine could hold the prompt even if each of its tokens
-        were the longest of the model. An engine that does not tell its bounds refuses nothing."""
-        longest_token = 0
+        """Raise PromptTooLong if the prompt can fit into no ready engine's context.
+
+        It can't if it would be too long even if each of its tokens were the longest of the model.
+        Nothing is refused while an engine does not report its bounds.
+        """
+        longest_token_bytes = 0
         max_tokens = 0
         for engine in self.fleet.ready:
             description = engine.description
@@ -98,11 +101,11 @@ class Dispatcher:
             if not description.longest_token_bytes:
                 return
             max_bytes = description.max_context_tokens * description.longest_token_bytes
-            if max_bytes > longest_token * max_tokens:
-                longest_token = description.longest_token_bytes
+            if max_bytes > longest_token_bytes * max_tokens:
+                longest_token_bytes = description.longest_token_bytes
                 max_tokens = description.max_context_tokens
-        if longest_token and ask.plan.num_bytes > longest_token * max_tokens:
-            least_tokens = ceil_div(ask.plan.sure_bytes, longest_token)
+        if longest_token_bytes and ask.plan.num_bytes > longest_token_bytes * max_tokens:
+            least_tokens = ceil_div(ask.plan.sure_bytes, longest_token_bytes)
             if least_tokens > max_tokens:
                 raise PromptTooLong(least_tokens, max_tokens)
 
@@ -131,14 +134,14 @@ class Dispatcher:
             await self.assign(turn)
 
     async def frames(self, turn: Turn) -> AsyncIterator[list[Frame]]:
-        """Yield the frames of a sent turn, as `Generation` does. While no byte has gone out
-        a second Started may come: the answer begins anew."""
+        """Yield the frames of a sent turn, as `Generation` does. A second Started may come while no
+        byte has gone out: the answer then begins anew."""
         while True:
             generation = turn.generation
             assert generation is not None
             try:
                 async for frames in generation:
-                    self._hear(turn, frames)
+                    self._note(turn, frames)
                     if turn.leg is None:
                         yield over_legs(frames, turn.prefilled)
                         continue
@@ -158,8 +161,8 @@ class Dispatcher:
             await self.assign(turn)
             await self.send(turn)
 
-    def _hear(self, turn: Turn, frames: Sequence[Frame]) -> None:
-        """Tell what a turn's frames say of its engine."""
+    def _note(self, turn: Turn, frames: Sequence[Frame]) -> None:
+        """Note what a turn's frames say about its engine."""
         for frame in frames:
             if isinstance(frame, Started):
                 self._started(turn, frame)
@@ -167,9 +170,11 @@ class Dispatcher:
                 turn.engine.breaker.reset()
 
     async def count(self, ask: Ask) -> int:
-        """The prompt's exact tokens, from the engine that would serve it or from the next best.
-        While no engine is ready and one is unsure, or was lost, this waits as long as a turn
-        does."""
+        """The exact number of the prompt's tokens, from the best engine that answers.
+
+        While no engine is ready, this waits for one that is unsure or was lost, for as long as a
+        turn waits.
+        """
         self.check_length(ask)
         attempts = Attempts()
         failure = None
@@ -213,8 +218,8 @@ class Dispatcher:
         )
 
     async def assign(self, turn: Turn) -> None:
-        """Choose the engine of the next attempt. From then on, until `leave`, the turn counts as
-        its load. Raise NoEngineReady, or InvalidRequest if no engine can serve it."""
+        """Choose the engine of the next attempt. The turn counts as that engine's load until
+        `leave`. Raise NoEngineReady, or InvalidRequest if no engine can serve it."""
         choice = await self._choose(turn)
         if turn.route is None:
             likely = likely_holders(choice, self.fleet.ready)
@@ -247,7 +252,8 @@ class Dispatcher:
             record.model = self.catalogue.name_of(description.model, model.id)
         self.queue.assigned(turn.permit, record.request_id, choice)
         if record.attempt > 1:
-            # The journal has the attempt first: after a kill this attempt's counts are the turn's.
+            # The journal records the attempt before it is sent: after a kill its counts are the
+            # turn's.
             try:
                 await self.journal.rewrite(record)
             finally:
@@ -255,23 +261,32 @@ class Dispatcher:
                     self.reconciler.retire(*retired)
 
     async def _any_holds(self, engines: Iterable[Engine], names: Sequence[str]) -> bool:
-        """Ask engines for names that the index may have forgotten; return whether any has some."""
+        """Ask engines for names that the index may have forgotten. Return whether an engine has
+        one."""
         questions = (engine.ask_names(names) for engine in engines)
         answers = await asyncio.gather(*questions, return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, GatewayError):
                 raise answer
-            is_silent = isinstance(answer, GatewayError)
-            result = "silent" if is_silent else "found" if answer else "nothing"
+            if isinstance(answer, GatewayError):
+                result = "silent"
+            elif answer:
+                result = "found"
+            else:
+                result = "nothing"
             self.metrics.count("asked_engines", result)
         return True in answers
 
     def _begin_leg(self, turn: Turn, choice: Route[Engine]) -> Route[Engine]:
-        """Begin a first leg where another engine prefills for the one that is chosen; return the
-        route of what comes next."""
-        # Most fleets have no engine that prefills for others, and every turn asks.
+        """Begin a first leg if another engine is to prefill for the chosen one. Return the route of
+        that leg, or else `choice`."""
         ready = self.fleet.ready
-        prefilling = [e for e in ready if e.description and e.description.role == "prefill"]
+        prefilling = [
+            engine
+            for engine in ready
+            if engine.description is not None and engine.description.role == "prefill"
+        ]
+        # Most fleets have no such engine, and this runs for every turn.
         if not prefilling:
             return choice
         now = self.clock.monotonic()
@@ -284,17 +299,21 @@ class Dispatcher:
         return prefill
 
     async def _choose(self, turn: Turn) -> Route[Engine]:
-        """Choose the best engine that is not crowded. If all that could take the turn are full or
-        lost, it waits, before the other turns of its workspace."""
+        """Choose the best engine that is not crowded, or else the best crowded one.
+
+        If all engines that could take the turn are full or lost, the turn waits. It waits before
+        the other turns of its workspace.
+        """
         while True:
             refusing = [*self.queue.refusing, *turn.attempts.resting(self.clock.monotonic())]
             busy = [*refusing, *self.queue.crowded(is_row=turn.ask.is_batch)]
-            for avoided in (busy, refusing) if busy else (busy,):
+            tries = [busy, refusing] if busy else [busy]
+            for avoided in tries:
                 try:
                     return self._cheapest(turn, avoided)
                 except GatewayError as error:
                     failure = turn.failure or error
-            # While it waits for an engine it takes no room from others.
+            # A turn that waits for an engine takes no room from others.
             self.queue.leave(turn.permit)
             if self._may_return(turn.attempts):
                 await asyncio.sleep(_RETURN_SECONDS)
@@ -315,7 +334,7 @@ class Dispatcher:
         return is_first and self.queue.is_unsure(turn.ask.model.engine_model)
 
     def _may_return(self, attempts: Attempts) -> bool:
-        """Whether a lost engine may be waited for still."""
+        """Whether it is worth waiting for a lost engine."""
         now = self.clock.monotonic()
         seconds = self.queue.wait_seconds
         return attempts.may_return(self.fleet.engines, now, seconds)
@@ -327,7 +346,7 @@ class Dispatcher:
         return self.router.choose(turn.ask, ready, now, [*tried, *avoided])
 
     def _started(self, turn: Turn, started: Started) -> None:
-        """The engine has begun: to prefill for another one, or to answer."""
+        """Note that the engine has begun to answer, or to prefill for another one."""
         choice = turn.route
         record = turn.record
         assert choice is not None
@@ -355,8 +374,8 @@ class Dispatcher:
             self.metrics.count("prefix_tokens", stage, amount=amount)
 
     async def _arrived(self, ask: Ask, leg: FirstLeg) -> None:
-        """Return when an engine that answers can read the prefix, or after ARRIVAL_SECONDS. Return
-        at once where no such engine is ready."""
+        """Wait until an answering engine can read the prefix, for ARRIVAL_SECONDS at most. Return
+        at once if no answering engine is ready."""
         ends = leg.route.prompt.ends
         marked = marked_tokens(ask, ends)
         deadline = self.clock.monotonic() + ARRIVAL_SECONDS
@@ -373,13 +392,13 @@ class Dispatcher:
         self._rest(leg)
 
     def _rest(self, leg: FirstLeg) -> None:
-        """The leg came to nothing."""
+        """Give the engine of a failed first leg no other for REST_SECONDS."""
         now = self.clock.monotonic()
         self.resting = {epoch: until for epoch, until in self.resting.items() if until > now}
         self.resting[_epoch_of(leg.route.engine)] = now + REST_SECONDS
 
     def _end_leg(self, turn: Turn, prefilled: Started | None) -> None:
-        """The first leg is over. The turn goes on at the engine that answers it."""
+        """End the first leg. The turn goes on at an engine that answers."""
         self.leave(turn)
         turn.attempts.take_back(turn.engine.url)
         turn.leg = None
@@ -431,7 +450,7 @@ class Dispatcher:
 
 
 def _answers(engine: Engine, model: str | None) -> bool:
-    """Whether the engine has this model, and is no engine that only prefills."""
+    """Whether the engine has this model and answers, instead of only prefilling."""
     description = engine.description
     return description is not None and description.role != "prefill" and description.model == model
 

@@ -22,7 +22,7 @@ from gateway.base.errors import (
 from gateway.base.record import RowTry, TurnRecord
 from gateway.dialects import errors
 from gateway.dialects.collector import Findings
-from gateway.prompt.ask import Ask, TurnId
+from gateway.prompt.ask import Ask, Dialect, TurnId
 from gateway.routing.client import CannotConnect, Generation
 from gateway.routing.engine import Engine
 from gateway.routing.router import Route
@@ -32,8 +32,9 @@ from gateway.turn.tracing import TurnTrace
 MAX_ATTEMPTS = 3
 """The most times that one turn is sent."""
 MAX_LOST = 2
-"""The most engines that may end or fall silent over one turn: it may be the turn's fault."""
+"""The most engines that may end or fall silent during one turn: it may be the turn's fault."""
 _MAX_AT_ONE = 2
+"""The most times that one turn is sent to the same engine."""
 PUT_OFF_SECONDS = 1.0
 OK = 200
 ERROR_CHARACTERS = 300
@@ -82,16 +83,18 @@ class Attempts:
     no turn waits for one.
     """
 
-    # The attempts that an engine took or may have taken, by its URL.
+    # How many attempts an engine took or may have taken, by its URL.
     sent: dict[str, int] = field(default_factory=dict)
-    # When an engine's connection last broke, by its URL, and when the first of all broke.
+    # When an engine's connection last broke, by its URL.
     lost: dict[str, float] = field(default_factory=dict)
+    # When the first connection of all broke.
     first_lost: float = math.inf
-    # How many connections broke over the turn, and how many engines did not accept it in time.
+    # How many connections broke during the turn.
     num_lost: int = 0
+    # How many engines did not accept the turn in time.
     num_silent: int = 0
     # Until when an engine is not asked because it put this turn off, by its URL.
-    until: dict[str, float] = field(default_factory=dict)
+    put_off_until: dict[str, float] = field(default_factory=dict)
 
     @property
     def is_last(self) -> bool:
@@ -103,19 +106,19 @@ class Attempts:
         self.sent[url] = self.sent.get(url, 0) + 1
 
     def take_back(self, url: str) -> None:
-        """The engine did not take the turn. It may be asked again."""
+        """Undo `begin`: the engine did not take the turn, and may be asked again."""
         self.sent[url] -= 1
         if not self.sent[url]:
             del self.sent[url]
 
     def put_off(self, url: str, now: float) -> None:
-        """The engine takes this turn later. It is asked again in PUT_OFF_SECONDS."""
+        """Note that the engine takes this turn later. It is asked again in PUT_OFF_SECONDS."""
         self.take_back(url)
-        self.until[url] = now + PUT_OFF_SECONDS
+        self.put_off_until[url] = now + PUT_OFF_SECONDS
 
     def resting(self, now: float) -> list[str]:
-        """URLs of engines that put the turn off, and are not asked yet."""
-        return [url for url, until in self.until.items() if until > now]
+        """URLs of engines that put the turn off and are not asked yet."""
+        return [url for url, until in self.put_off_until.items() if until > now]
 
     def failed(self, url: str, error: GatewayError, now: float) -> None:
         """Note why the last attempt ended. A refused connection counts as no attempt."""
@@ -130,12 +133,14 @@ class Attempts:
     def tried(self, ready: Iterable[Engine]) -> list[str]:
         """URLs of engines that are not asked again, or not yet. `ready` are those that answer."""
         returned = {
-            e.url for e in ready if self._is_awaited(e) and e.answered_at > self.lost[e.url]
+            engine.url
+            for engine in ready
+            if self._is_awaited(engine) and engine.answered_at > self.lost[engine.url]
         }
         return [url for url in self.sent if url not in returned]
 
     def may_return(self, engines: Iterable[Engine], now: float, seconds: float) -> bool:
-        """Whether a lost engine may be waited for, for `seconds` after the first loss."""
+        """Whether to wait for a lost engine, for `seconds` after the first loss at most."""
         is_early = now < self.first_lost + seconds
         return is_early and not self.is_last and any(map(self._is_awaited, engines))
 
@@ -152,7 +157,7 @@ class FirstLeg:
 
     route: Route[Engine]
     began: float
-    # Its first frame, once that has come.
+    # Its first frame; None until that has come.
     started: Started | None = None
 
 
@@ -165,9 +170,9 @@ class RowTurn:
     """A try of a batch's row."""
 
     attempt: RowTry
-    # Makes the row's end of the whole answer.
+    # Makes the row's end from the whole answer.
     whole: Callable[[Findings, Sequence[Frame]], Awaitable[RowEnd]]
-    # Makes the row's end of an error; None where the row is to run again.
+    # Makes the row's end from an error; None where the row is to run again.
     failed: Callable[[GatewayError], RowEnd | None]
 
 
@@ -176,31 +181,32 @@ class Turn:
     """The state of one turn."""
 
     ask: Ask
-    # As the journal has it.
+    # As it goes to the journal.
     record: TurnRecord
     permit: Permit
     trace: TurnTrace
-    # Of a turn that is a batch's row.
+    # The batch's row that this turn runs; None for a turn of its own.
     row: RowTurn | None = None
-    # What the gateway adds to the answer. The turn fills it in, the answer's writer reads it.
+    # What the gateway adds to the answer. The turn fills it in; the answer's writer reads it.
     findings: Findings = field(default_factory=Findings)
     comparison: Comparison | None = None
     attempts: Attempts = field(default_factory=Attempts)
-    # Those of the last attempt.
+    # The route and the frames of the last attempt.
     route: Route[Engine] | None = None
     generation: Generation | None = None
-    # Whether the engine may have its request.
+    # Whether the engine may run the last attempt's request.
     may_run: bool = False
-    # Whether any engine may have had one of its requests.
+    # Whether any engine may have taken one of the turn's requests.
     was_taken: bool = False
-    # Whether all engines refused it for want of room. It has no record then.
+    # Whether all engines refused the turn for want of room. It has no record then.
     is_refused: bool = False
-    # Whether the engine's first frame has come.
+    # Whether the last attempt's first frame has come.
     has_started: bool = False
     # What ended the last attempt.
     failure: GatewayError | None = None
-    # The first leg while it runs, and its result (`dispatch.py`).
+    # The first leg while it runs (`dispatch.py`).
     leg: FirstLeg | None = None
+    # The first frame of an ended first leg, and the name of its engine.
     prefilled: Started | None = None
     prefilled_by: str = ""
     outcome: str = GatewayError.type
@@ -222,7 +228,8 @@ class Turn:
         return self.has_started and self.ask.stream
 
     def note(self, frame: Frame, seconds: float) -> None:
-        """Take in a frame that came `seconds` after the turn did. Raise where it is a failure."""
+        """Take in a frame that came `seconds` after the turn's arrival. Raise SchemaTooCostly if
+        the frame says so."""
         if not isinstance(frame, Delta):
             self._count(frame, seconds)
         if not self.ask.stream or self.ask.principal.keeps_contents:
@@ -259,23 +266,22 @@ class Turn:
 
     @property
     def _constraint(self) -> str:
-        """The field of the request that the answer is held to."""
+        """The field of the request that constrains the answer."""
         if self.ask.output_pattern is not None:
             return "output_pattern"
         return "tools" if self.ask.output_schema is None else "output_schema"
 
     def fail(self, error: GatewayError) -> None:
-        """End the turn by an error, which the client and the record get. Of a refused schema the
-        record gets the place alone, because the reason quotes the client."""
+        """End the turn with an error, for the client and for the record. The record of a refused
+        schema names only its place, because the reason quotes the client."""
         text = str(error)
         if type(error) is DemandRefused:
             text = f"{text.split(' ', 1)[0].rstrip(':')}: output can't be held to it"
         self.outcome = error.type
         self.record.error = text.replace("\x00", "")[:ERROR_CHARACTERS]
         # Google's statuses are those of OpenAI.
-        status = errors.status_of(
-            error, "anthropic" if self.ask.dialect == "anthropic" else "openai"
-        )
+        dialect: Dialect = "anthropic" if self.ask.dialect == "anthropic" else "openai"
+        status = errors.status_of(error, dialect)
         self.record.status = OK if self.is_streaming else status
         end = None if self.row is None else self.row.failed(error)
         if end is not None:
@@ -283,7 +289,7 @@ class Turn:
         self.is_refused = isinstance(error, Overloaded) and not self.was_taken and end is None
 
     def end_row(self, end: RowEnd) -> None:
-        """End the row by this try: the record has the row's result from now on."""
+        """Write the row's result into the record."""
         attempt = self.record.row
         assert attempt is not None
         attempt.status, attempt.result = end
@@ -305,7 +311,7 @@ def is_retried(error: GatewayError) -> bool:
 
 
 def for_client(error: GatewayError) -> GatewayError:
-    """The error for a client that has got nothing of the answer."""
+    """The error for a client that has received nothing of the answer."""
     return NotServed() if isinstance(error, EngineLost) else error
 
 

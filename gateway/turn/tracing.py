@@ -1,9 +1,8 @@
-"""What a turn tells to its trace: a span for the turn, one below it for each engine it was sent to.
+"""The trace of a turn: a span for the turn, and below it a span for each call of an engine.
 
-Names and attributes are OpenTelemetry's for generative AI (`gen_ai.*`); names that these lack
-begin with `holdfast.`. The parts of an engine's work stand below its call, by the times that its
-frames tell. The names of the model and of the workspace are the only words of a client in
-attributes.
+Names and attributes are OpenTelemetry's for generative AI (`gen_ai.*`). Others begin with
+`holdfast.`. The parts of an engine's work are spans below its call, with the times that its frames
+report. The only words of a client in attributes are the names of the model and of the workspace.
 """
 
 import time
@@ -27,9 +26,12 @@ Item = TypeVar("Item")
 
 
 class TurnTrace:
-    """A turn that is not traced. `opened` has the turn's record, which is filled in until `ended`.
-    `sent` begins the call of an engine, which ends with `failed` or `left`. `around` are the turn's
-    items, behind which its trace ends."""
+    """A trace that records nothing, and what a trace is told.
+
+    `opened` takes the turn's record, which is filled in until the turn ends. `sent` begins the call
+    of an engine. `failed` or `left` ends that call. `around` yields the turn's items and then ends
+    the trace.
+    """
 
     __slots__ = ()
 
@@ -46,8 +48,11 @@ BeginTrace = Callable[[Ask, str, Origin], TurnTrace]
 
 
 class SpannedTurn(TurnTrace):
-    """The turn's span begins when its request arrived, below the client's own span. `monotonic` is
-    the clock of `Ask.arrived`."""
+    """The trace of a traced turn.
+
+    Its span begins when the request arrived, below the client's own span. `monotonic` is the clock
+    of `Ask.arrived`.
+    """
 
     __slots__ = (
         *("_at_ns", "_below", "_call", "_has_started"),
@@ -79,7 +84,7 @@ class SpannedTurn(TurnTrace):
         self._below = traces.below(self._span)
         self._call: Span | None = None
         self._record: TurnRecord | None = None
-        # The end of the last part of the call.
+        # When the last part of the call ended.
         self._at_ns = 0
         self._has_started = False
 
@@ -156,7 +161,7 @@ class SpannedTurn(TurnTrace):
             await items.aclose()
             self.left()
             record = self._record
-            if record is not None:  # what is known of the turn, but for its words
+            if record is not None:
                 attributes: dict[str, Value | None] = {
                     "gen_ai.usage.output_tokens": record.output_tokens,
                     "holdfast.outcome": record.outcome,
@@ -169,7 +174,8 @@ class SpannedTurn(TurnTrace):
                     # The gateway knows other engines and earlier turns, so its reason says more.
                     "holdfast.cache.miss_reason": record.miss_reason,
                 }
-                self._span.set_attributes({n: v for n, v in attributes.items() if v is not None})
+                known = {name: value for name, value in attributes.items() if value is not None}
+                self._span.set_attributes(known)
             if failure is not None:
                 fail(self._span, failure.type)
             elif record is not None and record.outcome == CLIENT_DISCONNECT:
@@ -177,7 +183,7 @@ class SpannedTurn(TurnTrace):
             self._span.end()
 
     def _part(self, name: str, ended_ns: int) -> None:
-        """What an engine did from the end of its last part on."""
+        """Record a part of the engine's work, from the end of the part before it."""
         if self._call is not None:
             began_ns = self._at_ns
             self._at_ns = max(ended_ns, self._at_ns)
@@ -186,7 +192,7 @@ class SpannedTurn(TurnTrace):
 
 
 def tracing_of(traces: Traces | None, monotonic: Callable[[], float]) -> BeginTrace:
-    """What begins the trace of a turn."""
+    """The function that begins the trace of a turn."""
     if traces is not None:
         return partial(SpannedTurn, traces, monotonic)
     untraced = TurnTrace()

@@ -1,10 +1,10 @@
 """THE MAIN PATH: one turn, served and accounted for.
 
-`serve` is the whole of it: admit (limits, then the queue), choose an engine, open in the journal,
-send (`dispatch.py`), close. A turn that is refused before the opening has no record. One that
-engines refuse for want of room loses its record. Both are counted as refusals. Every other turn's
-record is closed: before its last frame is passed on, or else by the reconciler, with the engine's
-counts.
+`serve` is the whole path: admit (limits, then the queue), choose an engine, open in the journal,
+send (`dispatch.py`), close. A turn that is refused before the opening has no record. A turn that
+all engines refuse for want of room loses its record. Both are counted as refusals. Every other
+turn's record is closed before its last frame is passed on. Otherwise the reconciler closes it, with
+the engine's counts.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ class TurnService:
         origin: Origin = NO_ORIGIN,
         row: RowTurn | None = None,
     ) -> TurnEvents:
-        """As `serve`, in a trace that ends with the turn, in whatever way."""
+        """As `serve`, in a trace that ends with the turn, however the turn ends."""
         trace = self.begin_trace(ask, turn_id, origin)
         return trace.around(self.serve(ask, turn_id, origin, trace, row))
 
@@ -91,8 +91,9 @@ class TurnService:
         trace: TurnTrace,
         row: RowTurn | None = None,
     ) -> TurnEvents:
-        """Yield Accepted. Of a stream then yield what arrives, and heartbeats. Of an answer in one
-        piece yield Whole at its end. With `row` the turn is a batch's row, which ends with it."""
+        """Yield Accepted; then the frames of a stream as Arrived, with heartbeats between them, or
+        the frames of an answer in one piece as one Whole. With `row` the turn runs a batch's row,
+        and the row ends with it."""
         self.dispatcher.check_length(ask)
         with Permit(turn_id=turn_id, ask=ask, admission=self.admission) as permit:
             await self.admission.admit(permit, self.journal.backlog)
@@ -169,8 +170,8 @@ class TurnService:
         return record
 
     async def _open(self, turn: Turn) -> None:
-        """Give the turn an engine, then open it durably. A turn is refused without a record where
-        no engine can take it, or the journal has no room."""
+        """Give the turn an engine, then open it durably. Where no engine can take it, or the
+        journal has no room, the turn is refused and has no record."""
         try:
             await self.dispatcher.assign(turn)
             await self.journal.open(turn.record)
@@ -182,8 +183,8 @@ class TurnService:
     async def _close(self, turn: Turn) -> None:
         """Close the turn durably, before its last event goes out.
 
-        Where that fails, the event never goes out. The record then says what the client got, even
-        if the close works later. A batch's row can wait: its result is written with the close,
+        If the close fails, the event never goes out. The record then says what the client got, even
+        if the close succeeds later. A batch's row can wait: its result is written with the close,
         which has no deadline.
         """
         record = turn.record
@@ -209,7 +210,7 @@ class TurnService:
             self.billing.count(record)
 
     async def _content_of(self, turn: Turn) -> Content | None:
-        """The content to store of a whole turn; None where its workspace stores none."""
+        """The content of a whole turn to store; None where its workspace stores none."""
         if not turn.ask.principal.keeps_contents:
             return None
         content = await self.content_writer.sealed(turn)
@@ -264,8 +265,8 @@ class TurnService:
         self.last_holders.learn(engine.name, model, started, ask.plan.names, now)
 
     async def _recall(self, turn: Turn) -> None:
-        """Where nothing here knows the prefix, ask the ledger who held it, for a moment at most:
-        engine and gateway may both have been restarted."""
+        """Ask the ledger who held the prefix, if this process does not know. Engine and gateway may
+        both have been restarted. This waits for a moment at most."""
         prefixes = list(turn.ask.plan.marked_prefixes())
         if not prefixes or self.last_holders.knows(prefixes):
             return
