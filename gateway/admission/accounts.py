@@ -1,10 +1,11 @@
 """The limits of workspaces: requests and tokens a minute, turns at one time, money a month. Pure.
 
-A turn's tokens are known when it ends, so its beginning reserves an estimate (`Ask`), times the
-share of their estimates that this workspace's turns lately used (reads do not count), and at most
-the whole bucket. `count_used` corrects it with the engine's counts; a bucket in debt makes later
-turns wait. A month's money is strict: a turn begins only if the most that it and the running turns
-can cost is left. `shared.py` makes the limits hold over several gateways.
+A turn's tokens are known only when it ends, so its beginning reserves an estimate. The estimate is
+that of the `Ask`, times the share of their estimates that the workspace's turns lately used (reads
+do not count). It is at most the whole bucket. `count_used` corrects it with the engine's counts. A
+bucket in debt makes later turns wait. A month's money is strict: a turn begins only if there is
+enough left for the most that it and the running turns can cost. `shared.py` makes the limits hold
+over several gateways.
 """
 
 import asyncio
@@ -37,12 +38,12 @@ SPEND_POLL_SECONDS = 30.0
 _SPEND_TICK_SECONDS = 2.0
 _LEARNING = 0.25
 _MAX_MONTHS = 3
-"""A wall clock that jumps ahead and back, or to and fro at a month's end, forgets no cost."""
+"""How many months' costs are remembered, in case the wall clock jumps ahead and back."""
 
 
 @dataclass(slots=True)
 class Untold:
-    """What was taken here since other gateways were told. Negative numbers were given back."""
+    """What was taken here since the last exchange with other gateways; negative if given back."""
 
     requests: float = 0.0
     tokens: float = 0.0
@@ -56,27 +57,32 @@ class Account:
     limits: Limits = NO_LIMITS
     requests: TokenBucket | None = None
     tokens: TokenBucket | None = None
+    # Turns that hold a place.
     in_flight: int = 0
+    # Turns whose use is not counted yet.
     num_uncounted: int = 0
+    # The share of their estimates that turns lately used.
     counted_share: float = 1.0
-    # The month of `spent`, the cost so far in nano-dollars.
+    # The month of `spent`.
     month: datetime | None = None
+    # The month's cost so far, in nano-dollars.
     spent: int = 0
-    # The most that turns without a close may cost.
+    # The most that the uncounted turns may cost, in nano-dollars.
     reserved: int = 0
-    # The costs of other months that the wall clock told before.
+    # The costs of other months, which a jump of the wall clock may bring back.
     other_months: dict[datetime, int] = field(default_factory=dict)
-    # These two are what other gateways hold (`shared.py`).
+    # What other gateways hold (`shared.py`).
     in_flight_elsewhere: int = 0
     reserved_elsewhere: int = 0
-    # What other gateways don't know yet.
+    # What other gateways do not know yet.
     untold: Untold = field(default_factory=Untold)
 
     def is_idle(self, now: float) -> bool:
         """Whether a new account would be equal."""
+        if self.in_flight or self.num_uncounted or self.limits.monthly_spend is not None:
+            return False
         buckets = (self.requests, self.tokens)
-        busy = self.in_flight or self.num_uncounted or self.limits.monthly_spend is not None
-        return not busy and all(b is None or b.full_in(now) == 0 for b in buckets)
+        return all(bucket is None or bucket.full_in(now) == 0 for bucket in buckets)
 
 
 class TurnClaim(NamedTuple):
@@ -84,11 +90,11 @@ class TurnClaim(NamedTuple):
 
     turn_id: str
     principal: Principal
-    # Tokens.
+    # The tokens that it will use.
     estimate: int
     # How many turns of the journal the ledger does not have yet.
     backlog: int = 0
-    # Nano-dollars.
+    # The most that it can cost, in nano-dollars.
     most_cost: int = 0
 
 
@@ -99,10 +105,10 @@ class WorkspaceLimits:
         self._wall = wall
         self._month = month_of(wall())
         self.changed: Callable[[str, bool], None] = lambda workspace, is_earlier: None
-        """Called with each workspace whose turns in flight, tokens or cost have changed, and
-        whether it is by a turn of an earlier run."""
+        """Called with a workspace whose turns in flight, tokens or cost have changed, and whether a
+        turn of an earlier run changed them."""
         self._accounts: OrderedDict[str, Account] = OrderedDict()
-        # By turn: its claim, and the tokens that were taken for it.
+        # The claim of each turn, and the tokens that were taken for it, by turn id.
         self._reservations: dict[str, tuple[TurnClaim, int]] = {}
 
     def take(self, claim: TurnClaim) -> None:
@@ -148,7 +154,7 @@ class WorkspaceLimits:
                 limit = bucket.per_minute
         if seconds > 0:
             raise RateLimited(what, limit, max(1, math.ceil(seconds)))
-        # Without a limit nothing is counted, so a limit that is set later begins with no debt.
+        # Without a limit nothing is counted, so a limit that is set later begins without debt.
         if account.requests is not None:
             account.requests.take(1, now)
             account.untold.requests += 1
@@ -162,18 +168,19 @@ class WorkspaceLimits:
         account.num_uncounted += 1
 
     def leave(self, turn_id: str, workspace: str, *, is_open: bool) -> None:
-        """Give a place back. The close of a turn that is in the journal counts its use."""
+        """Give a turn's place back. With `is_open` the turn is in the journal, and its close counts
+        its use."""
         self.in_flight -= 1
         self.account(workspace).in_flight -= 1
         if not is_open:
-            self._put_right(turn_id, 0)
+            self._settle(turn_id, 0)
         self.changed(workspace, False)
 
     def count_used(self, record: TurnRecord) -> None:
-        """Count the use and the cost of a closed turn, also of an earlier run's turn."""
+        """Count the use and the cost of a closed turn, which may be of an earlier run."""
         used = record.input_tokens + record.written_tokens + record.output_tokens
         is_earlier = record.id not in self._reservations
-        self._put_right(record.id, used)
+        self._settle(record.id, used)
         if record.cost:
             account = self.this_months(self.account(record.workspace))
             if account.month == month_of(record.opened_at):
@@ -182,8 +189,8 @@ class WorkspaceLimits:
         self.changed(record.workspace, is_earlier)
 
     def learn_spend(self, month: datetime, spent: Mapping[str, int]) -> None:
-        """Take in the ledger's costs of this month, all gateways', by workspace, in nano-dollars.
-        The larger of its number and ours counts, so no turn counts twice."""
+        """Take in the ledger's costs of this month, by workspace, in nano-dollars. They are those
+        of all gateways. The larger of its cost and ours counts, so no turn counts twice."""
         for workspace, amount in spent.items():
             account = self.this_months(self.account(workspace))
             if account.month == month:
@@ -193,16 +200,15 @@ class WorkspaceLimits:
         """How much of its limits the workspace has left; None for a limit that it does not have."""
         now = self._monotonic()
         account = self.account(principal.workspace, principal.limits)
-        return RateStatuses(
-            *(
-                RateStatus(bucket.per_minute, bucket.remaining(now), bucket.full_in(now))
-                if bucket is not None
-                else None
-                for bucket in (account.requests, account.tokens)
-            )
-        )
 
-    def _put_right(self, turn_id: str, counted: int) -> None:
+        def status_of(bucket: TokenBucket | None) -> RateStatus | None:
+            if bucket is None:
+                return None
+            return RateStatus(bucket.per_minute, bucket.remaining(now), bucket.full_in(now))
+
+        return RateStatuses(status_of(account.requests), status_of(account.tokens))
+
+    def _settle(self, turn_id: str, counted: int) -> None:
         """Replace a turn's reservation by its counted tokens. A second call does nothing."""
         reservation = self._reservations.pop(turn_id, None)
         if reservation is None:
@@ -219,7 +225,7 @@ class WorkspaceLimits:
             account.counted_share += _LEARNING * (share - account.counted_share)
 
     def account(self, workspace: str, limits: Limits | None = None) -> Account:
-        """The workspace's account; with `limits` if they have changed."""
+        """The workspace's account. It takes `limits` over if they have changed."""
         account = self._accounts.get(workspace)
         now = self._monotonic()
         if account is None:
@@ -228,7 +234,8 @@ class WorkspaceLimits:
                 idle = [name for name, account in self._accounts.items() if account.is_idle(now)]
                 for name in idle[:surplus]:
                     del self._accounts[name]
-            account = self._accounts[workspace] = Account()
+            account = Account()
+            self._accounts[workspace] = account
         self._accounts.move_to_end(workspace)
         if limits is not None and limits != account.limits:
             account.limits = limits
@@ -237,7 +244,8 @@ class WorkspaceLimits:
         return account
 
     def this_months(self, account: Account) -> Account:
-        """The account, whose cost is of this month. Nobody else may read or change the cost."""
+        """The account, with the cost of this month. The cost is read and changed only behind a call
+        of this."""
         now = self._wall()
         if (now.year, now.month) != (self._month.year, self._month.month):
             self._month = month_of(now)
@@ -260,9 +268,11 @@ async def watch_spend(
     clock: Clock,
     stopping: asyncio.Event,
 ) -> None:
-    """Read from the ledger how much workspaces with a spend limit have spent: every half minute,
-    and at once when one gets a limit. So the limit survives a restart, and it counts the turns that
-    other gateways have drained."""
+    """Read from the ledger how much workspaces with a spend limit have spent.
+
+    It is read every half minute, and at once when a workspace gets a limit. So the limit survives a
+    restart, and counts the turns that other gateways have drained.
+    """
     watched: set[str] = set()
     read = -SPEND_POLL_SECONDS
 
@@ -283,7 +293,8 @@ async def watch_spend(
 
 
 def _would_exceed(most: int, spent: int, promised: int) -> str:
-    """Amounts in nano-dollars: `promised` is what this turn and those that run may cost at most."""
+    """The message of a refusal. Amounts are in nano-dollars; `promised` is the most that this turn
+    and the running ones may cost."""
     return (
         "this request would exceed the workspace's spend limit of"
         f" {dollars(NanoDollars(most))} for this month: {dollars(NanoDollars(spent))} is spent, and"

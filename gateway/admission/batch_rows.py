@@ -1,10 +1,10 @@
-"""Rows of batches have a queue of their own, and what room other turns leave.
+"""Rows of batches have a queue of their own, and get the room that other turns leave.
 
-A row is let in where no other turn waits here or for its first token, and an engine computes fewer
-than half of the turns that it computes together. An engine without the capability `service_class`,
-which would compute rows behind its other turns, gets FEW of them while it has other turns, or had
-some in the last LATELY_SECONDS. One row is let in every ROW_SECONDS, since those that end together
-would begin together. Where none was let in for FLOOR_SECONDS, a free place is enough for one.
+A row is let in while no other turn waits here or for its first token, and an engine computes fewer
+than half of the turns that it can compute together. An engine with the capability `service_class`
+computes rows behind its other turns. Any other engine gets FEW rows while it has other turns, or
+had some in the last LATELY_SECONDS. One row is let in every ROW_SECONDS, since rows that end
+together would begin together. If none was let in for FLOOR_SECONDS, a free place is enough for one.
 """
 
 import asyncio
@@ -26,14 +26,15 @@ _UNTOLD_RUNNING = 32
 
 @dataclass(frozen=True, slots=True)
 class WaitingTurn:
-    """A turn in a queue. The future ends when it is let in, or with the error that says why not."""
+    """A turn in a queue. The future ends when the turn is let in, or with the error of a
+    refusal."""
 
     future: asyncio.Future[None]
     turn: QueuedTurn
 
 
 class BatchRows:
-    """The rows that wait, and where they may go. At most `max_rows` are at engines at one time."""
+    """The waiting rows, and where they may go. At most `max_rows` are at engines at one time."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class BatchRows:
         self._let_in_at = monotonic()
 
     def note_if_empty(self) -> None:
-        """Where no row waits, none has waited for long."""
+        """Start the time anew after which a row is overdue, if no row waits."""
         if not self.queue:
             self._let_in_at = self._monotonic()
 
@@ -74,8 +75,8 @@ class BatchRows:
         return waiting.item
 
     def has_idle_room(self, model: str | None, refusing: Collection[str]) -> bool:
-        """Whether an engine that serves the model has room for one more row, but for those whose
-        URLs are `refusing`. True also if no engine is ready, so that routing refuses."""
+        """Whether an engine that serves the model, and is not `refusing` by its URL, has room for
+        one more row. True also if no engine is ready, so that routing refuses."""
         ready = [
             engine
             for engine in self._engines
@@ -83,7 +84,8 @@ class BatchRows:
             and engine.description is not None
             and is_served(model, engine.description.model)
         ]
-        room = sum(max(self.room_at(e), 0) for e in ready if e.url not in refusing)
+        open_engines = [engine for engine in ready if engine.url not in refusing]
+        room = sum(max(self.room_at(engine), 0) for engine in open_engines)
         return self._may_have_more and (not ready or room > self._between.num)
 
     def room_at(self, engine: Engine) -> int:
@@ -98,7 +100,7 @@ class BatchRows:
             return room
         if load.seconds_without_turns(self._monotonic()) < LATELY_SECONDS:
             room = min(room, FEW - load.num_rows)
-        # One prompt at a time: such an engine computes it before whatever comes later.
+        # One prompt at a time, because such an engine computes it before whatever comes later.
         return 0 if load.num_waiting_tokens else room
 
     @property

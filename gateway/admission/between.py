@@ -1,4 +1,4 @@
-"""Turns between admission and an engine: let in, and not yet the load of the engine they go to."""
+"""Turns between admission and an engine: they are let in and are not yet an engine's load."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -13,10 +13,11 @@ class QueuedTurn:
     """What the queue knows of a turn."""
 
     ask: Ask
-    # It was let in and is no engine's load yet. It will compute so many tokens.
+    # Whether it was let in and is not yet an engine's load.
     is_between: bool = False
+    # The tokens of prefill that it is expected to compute.
     tokens: float = 0.0
-    # An engine refused it after it was let in.
+    # Whether an engine refused it after it was let in.
     is_again: bool = False
     # The tokens that the queue counts as served to its workspace.
     charged: int = 0
@@ -32,16 +33,16 @@ class QueuedTurn:
 
 
 class Between:
-    """All turns of this gateway that are between. Their load counts before an engine has it."""
+    """All turns of this gateway between admission and an engine. Their load counts already."""
 
     def __init__(self) -> None:
         self.num = 0
         self.num_rows = 0
-        # Of prefill, as far as it is expected to be computed.
+        # The tokens of prefill that they are expected to compute.
         self.tokens = 0.0
-        # Rows of batches don't count here.
+        # The number of turns by workspace, without rows of batches.
         self._num_by_workspace: Counter[str] = Counter()
-        # Of a prompt's tokens, as seen of late: the rest is read.
+        # The share of a prompt's tokens that engines lately computed; they read the rest.
         self._computed_share = 1.0
 
     def add(self, turn: QueuedTurn) -> None:
@@ -55,7 +56,7 @@ class Between:
             self._num_by_workspace[turn.workspace] += 1
 
     def remove(self, turn: QueuedTurn) -> None:
-        """The turn is an engine's load now, or over. A second call does nothing."""
+        """Take out a turn that is an engine's load now, or over. A second call does nothing."""
         if not turn.is_between:
             return
         turn.is_between = False
@@ -73,5 +74,5 @@ class Between:
         return workspace in self._num_by_workspace
 
     def learn(self, computed_share: float) -> None:
-        """What share of a turn's prompt an engine is to compute."""
+        """Learn the share of a turn's prompt that an engine is to compute."""
         self._computed_share += _LEARNING * (computed_share - self._computed_share)

@@ -1,10 +1,10 @@
-"""The queue of turns for an engine, in fair order: an engine with room first gets the next one.
+"""The queue of turns for an engine, in fair order. The next turn goes in when an engine has room.
 
 Each engine gets as many turns as it computes together and a few more, and at most `queue_tokens` of
 waiting prefill. A workspace's first unanswered turn never waits for others' prefill. An engine that
-refuses a turn counts as full until one of ours moves on there, or for a second. Each gateway has
-its own queue: an engine behind n gateways may get n times as much. Rows of batches wait beside it
-(`batch_rows.py`).
+refuses a turn counts as full for a second, or until one of our turns moves on there. Each gateway
+has its own queue, so an engine behind n gateways may get n times as much. Rows of batches wait in a
+queue of their own (`batch_rows.py`).
 """
 
 import asyncio
@@ -68,9 +68,12 @@ class EngineQueue:
         )
 
     async def enter(self, turn: QueuedTurn) -> None:
-        """Return once there is room, for a row of a batch once it is its turn in idle room. A turn
-        that is here again goes before its workspace's others. Raise Overloaded if the queue is full
-        or the turn's time is over. A row has no deadline here; its batch has one."""
+        """Return once the turn is let in. A row of a batch is let in where an engine is idle
+        enough.
+
+        A turn that an engine refused goes before its workspace's other turns. Raise Overloaded if
+        the queue is full or the turn's time is over. A row has no deadline here; its batch has one.
+        """
         ask = turn.ask
         is_row = turn.is_row
         began = self._monotonic()
@@ -97,7 +100,8 @@ class EngineQueue:
                 victim.item.future.set_exception(self._refusal("made_way"))
         try:
             self._admit()
-            if not (await asyncio.wait([future], timeout=seconds))[0]:
+            done, _ = await asyncio.wait([future], timeout=seconds)
+            if not done:
                 raise self._refusal("deadline")
             future.result()
         finally:
@@ -109,13 +113,13 @@ class EngineQueue:
     # What happens to a turn at an engine is told here, and passed on to the engine's own state.
 
     def assigned(self, turn: QueuedTurn, request_id: str, route: Route[Engine]) -> None:
-        """The turn counts as the load of the route's engine from now on, until `left`."""
+        """Count the turn as the load of the route's engine, until `left`."""
         route.engine.assign(request_id, route, is_batch=turn.is_row, workspace=turn.workspace)
         computed_share = min(route.to_prefill / route.tokens, 1.0) if route.tokens else 1.0
         self._between.learn(computed_share)
         self._between.remove(turn)
         # What it reads costs the engine nothing. A turn that goes on at another engine comes here
-        # again, so what it owes is compared with what it was charged.
+        # again, so only what it was charged too much is given back.
         num_read = int(turn.ask.prompt_tokens * (1.0 - computed_share))
         surplus = max(turn.charged - (turn.ask.estimated_tokens - num_read), 0)
         queue = self._rows.queue if turn.is_row else self._queue
@@ -124,34 +128,36 @@ class EngineQueue:
         self.changed()
 
     def started(self, request_id: str, route: Route[Engine], frame: Started) -> None:
-        """The route's engine has begun to answer the turn."""
+        """Note that the route's engine has begun to answer the turn."""
         route.engine.started(request_id, frame, route.prompt.ends.digests)
         self._moved_on(route.engine)
 
     def left(
         self, request_id: str, route: Route[Engine], *, was_accepted: bool, has_started: bool
     ) -> None:
-        """The turn is over at the route's engine, in any way. A second call does nothing."""
+        """Note that the turn is over at the route's engine, however it ended. A second call does
+        nothing."""
         route.engine.left(request_id, route, has_started=has_started)
         if was_accepted:
             self._moved_on(route.engine)
 
     def leave(self, turn: QueuedTurn) -> None:
-        """The turn goes to no engine now. A second call does nothing."""
+        """Note that the turn goes to no engine now. A second call does nothing."""
         self._between.remove(turn)
 
     def changed(self) -> None:
-        """A turn has begun to answer or is over, so there may be room for another."""
+        """Let waiting turns in: a turn has begun to answer or is over, so there may be room."""
         if self._queue or self._rows.queue:
             self._admit()
 
     def _moved_on(self, engine: Engine) -> None:
-        """A turn on this engine has begun to answer or is over."""
+        """Note that a turn on this engine has begun to answer or is over."""
         self._closed.pop(engine.url, None)
         self.changed()
 
     def closed(self, engine: Engine) -> bool:
-        """The engine refused a turn: it is full. Return whether the turn may wait for it."""
+        """Note that the engine refused a turn because it is full. Return whether the turn may wait
+        for it."""
         if not self.wait_seconds:
             return False
         self._closed = {url: self._closed[url] for url in self.refusing}
@@ -169,9 +175,11 @@ class EngineQueue:
         return [url for url, until in self._closed.items() if until > now]
 
     def crowded(self, *, is_row: bool) -> list[str]:
-        """URLs of engines that have enough turns, so that others are preferred: a quarter more than
-        they compute together, below which a held prefix is worth a short wait. For a row of a batch
-        those without room for one."""
+        """URLs of engines that have enough turns, so that other engines are preferred.
+
+        Such an engine has a quarter more turns than it computes together. Below that a held prefix
+        is worth a short wait. For a row of a batch they are the engines without room for a row.
+        """
         if is_row:
             return [engine.url for engine in self._engines if self._rows.room_at(engine) <= 0]
         return [engine.url for engine in self._engines if has_enough(engine)]
@@ -187,7 +195,8 @@ class EngineQueue:
         )
 
     def _admit(self) -> None:
-        """Let in the turns that have room. Look again soon: engines come back by themselves."""
+        """Let in the turns that have room. Try again soon, since engines come back by
+        themselves."""
         self._rows.note_if_empty()
         if self._rows.is_overdue:
             self._let_in_row(self._has_room)
@@ -227,15 +236,18 @@ class EngineQueue:
         return self._rows.has_idle_room(model, self.refusing)
 
     def _is_first(self, workspace: str) -> bool:
-        """Whether the workspace has no unanswered turn: then a place is enough for one."""
+        """Whether the workspace has no unanswered turn. Its first one needs only a place."""
         return not self._between.has_turn_of(workspace) and not any(
             engine.load.has_unanswered(workspace) for engine in self._engines
         )
 
     def _has_room(self, model: str | None, *, counts_prefill: bool = True) -> bool:
-        """Whether an engine that serves the model has room; waiting prefill takes room if
-        `counts_prefill`. True if no engine serves it, so that routing refuses. False if its only
-        engine is unsure: turns wait for it."""
+        """Whether an engine that serves the model has room. With `counts_prefill` waiting prefill
+        takes room.
+
+        True also if no engine serves the model, so that routing refuses. False if its only engine
+        is unsure, so that turns wait for it.
+        """
         if self._in_flight() - len(self._queue) > MAX_IN_FLIGHT:
             return False
         now = self._monotonic()
@@ -278,9 +290,10 @@ class EngineQueue:
         while moved and now - moved[0] > _MOVE_SECONDS:
             moved.popleft()
         if moved:
-            # A first turn just let in says little of the pace.
-            seen = max(now - moved[0], 0.0 if len(moved) == _MOVES else 1.0)
-            seconds = (len(self._queue) + 1) * seen / len(moved)
+            elapsed = max(now - moved[0], 0.0)
+            if len(moved) < _MOVES:
+                elapsed = max(elapsed, 1.0)  # a turn that was just let in says little of the pace
+            seconds = (len(self._queue) + 1) * elapsed / len(moved)
         return Overloaded(retry_after=max(1, math.ceil(min(seconds, _MAX_RETRY_SECONDS))))
 
 

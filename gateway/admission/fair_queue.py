@@ -1,14 +1,14 @@
 """A bounded queue that is fair between workspaces. Pure: no clock, no I/O.
 
-Within a workspace it is first come, first served; between workspaces start-time fair queueing
-(Goyal, Vin and Cheng 1996) over tokens: the lowest *start tag* is next, the tokens that the
-workspace was served so far, but at least the tag that was served last. A turn is charged its
-estimate when it is taken. What it reads from a cache is given back: else who caches well would wait
-for who does not.
+Turns of one workspace are served in the order of their arrival. Workspaces are served by start-time
+fair queueing (Goyal, Vin and Cheng 1996) over tokens: the lowest *start tag* is next. A workspace's
+start tag is the tokens that it was served so far, and at least the tag that was served last. A turn
+is charged its estimate when it is taken. What it reads from a cache is given back. Otherwise a
+workspace that caches well would wait for one that does not.
 
 The queue is bounded in turns and in tokens, in total and for each workspace. When it is full in
-total, a new turn may replace the newest turns of the workspace that has the most, if its own has
-less.
+total, a new turn may replace the newest turns of the workspace that has the most, if its own
+workspace has less.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,21 +37,26 @@ class Waiting(Generic[ItemT]):
     workspace: str
     # Turns of one kind can go to the same engines.
     kind: str | None
+    # Its estimate.
     tokens: int
     item: ItemT
-    # The tokens that its workspace's tag has for it. They are added once, even where an engine
-    # refuses it.
+    # The tokens that its workspace's tag was raised by for it. A turn that an engine refused is
+    # not charged twice.
     charged: int = 0
 
 
 @dataclass(slots=True)
 class _Lane(Generic[ItemT]):
-    """One workspace's turns in the order of their arrival, and the start tag of the next."""
+    """One workspace's waiting turns."""
 
+    # The start tag of the next turn.
     start: int
-    # The tag served last when the lane began: nothing given back makes up for time before it.
+    # The tag that was served last when the lane began. Tokens that are given back never lower the
+    # start tag below it.
     least: int
+    # The sum of the turns' estimates.
     tokens: int = 0
+    # The turns in the order of their arrival, by identity.
     turns: dict[int, Waiting[ItemT]] = field(default_factory=dict)
 
     def heads(self) -> Iterator[Waiting[ItemT]]:
@@ -64,13 +69,14 @@ class _Lane(Generic[ItemT]):
 
 
 class FairQueue(Generic[ItemT]):
-    """A workspace may have half of `turns` and of `tokens`; its only turn may have more tokens."""
+    """The queue. One workspace may have half of `turns` and of `tokens`. Its only turn may have
+    more tokens."""
 
     def __init__(self, turns: int = MAX_TURNS, tokens: int = MAX_TOKENS) -> None:
         self._most_turns = turns
         self._most_tokens = tokens
         self._lanes: dict[str, _Lane[ItemT]] = {}
-        # Start tags of workspaces without a turn here, if they are above the tag served last.
+        # Start tags of workspaces without a waiting turn, if they are above the tag served last.
         self._tags: dict[str, int] = {}
         self._served = 0
         self._num_turns = 0
@@ -84,8 +90,8 @@ class FairQueue(Generic[ItemT]):
         return self._num_tokens
 
     def push(self, waiting: Waiting[ItemT], *, is_first: bool = False) -> list[Waiting[ItemT]]:
-        """Put a turn behind its workspace's turns, or before them; return the turns that made way.
-        Raise QueueFull, with nothing changed."""
+        """Put a turn behind its workspace's turns, or with `is_first` before them. Return the turns
+        that made way. Raise QueueFull, with nothing changed."""
         lane = self._lanes.get(waiting.workspace)
         if lane is not None and (
             len(lane.turns) >= self._most_turns // 2
@@ -98,8 +104,9 @@ class FairQueue(Generic[ItemT]):
         lane = self._lanes.get(waiting.workspace)
         if lane is None:
             tag = self._tags.pop(waiting.workspace, 0)
-            lane = self._lanes[waiting.workspace] = _Lane(max(tag, self._served), self._served)
-        # It was not served. It gets its old tag back, and is charged again when it goes.
+            lane = _Lane(max(tag, self._served), self._served)
+            self._lanes[waiting.workspace] = lane
+        # A turn that comes back was not served. It is charged again when it goes.
         self.give_back(waiting.workspace, waiting.charged)
         waiting.charged = 0
         before = lane.turns if is_first else {}
@@ -132,7 +139,7 @@ class FairQueue(Generic[ItemT]):
         return None
 
     def give_back(self, workspace: str, tokens: int) -> None:
-        """The workspace was charged so many tokens more than it was served."""
+        """Lower the start tag of a workspace that was charged so many tokens too much."""
         lane = self._lanes.get(workspace)
         if lane is not None:
             lane.start = max(lane.start - tokens, lane.least)
@@ -158,7 +165,7 @@ class FairQueue(Generic[ItemT]):
         elif lane.start > self._served:
             self._tags[waiting.workspace] = lane.start
         if len(self._tags) > _MAX_TAGS:
-            self._tags = {name: t for name, t in self._tags.items() if t > self._served}
+            self._tags = {name: tag for name, tag in self._tags.items() if tag > self._served}
             while len(self._tags) > _MAX_TAGS:
                 del self._tags[min(self._tags, key=self._tags.__getitem__)]
         return True

@@ -1,8 +1,8 @@
 """API keys on the request path: found by digest, in memory.
 
-A key that is not in memory is looked up once, with a deadline; a wrong one is remembered briefly.
-Every two seconds one number is read from the database, and if it has changed, keys and workspaces
-are read again. While the database is away, cached keys work on for `max_stale_seconds`.
+A key that is not in memory is looked up once, with a deadline. A wrong key is remembered briefly.
+Every two seconds the version of keys and workspaces is read from the database. If it has changed,
+they are read again. While the database is away, cached keys go on working for `max_stale_seconds`.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ from gateway.structs.fleet import Workspace
 POLL_SECONDS = 2.0
 # The time until a change counts on every gateway whose database answers: one pause and two queries.
 EFFECTIVE_SECONDS = int(POLL_SECONDS + 2 * LOOKUP_SECONDS)
-# For changes in the tables that did not raise the number.
+# Keys are read again after this time even if the version is the same.
 _RELOAD_SECONDS = 600.0
-# Entries that are made before the event loop is given to others.
+# How many entries are made before the event loop does other work.
 _SLICE = 500
 _MAX_KEYS = 10_000
 _MAX_WRONG = 10_000
@@ -52,7 +52,7 @@ class KeyRing:
     """The keys that work, in memory, refreshed in the background."""
 
     def __init__(self, keys: Keys, settings: Settings, clock: Clock) -> None:
-        # For workspaces and keys that have no policy of their own.
+        # The policy of workspaces and keys that have none of their own.
         self._auto_cache = AutoCache(settings.auto_cache, settings.auto_cache_ttl)
         self._keys = keys
         self._master = settings.master_secret.get_secret_value().encode()
@@ -60,7 +60,7 @@ class KeyRing:
         self._max_stale_seconds = settings.tuning.keys_stale_seconds
         self._cached_keys: dict[str, _CachedKey] = {}
         self._wrong: OrderedDict[str, float] = OrderedDict()
-        # How often unknown keys of one address are looked up.
+        # Bounds the look-ups of unknown keys of one address.
         self._rate = Buckets(settings.tuning.key_lookups_per_minute, clock.monotonic)
         self._lookups = asyncio.Semaphore(_MAX_LOOKUPS)
         self._refreshing = asyncio.Lock()
@@ -70,7 +70,7 @@ class KeyRing:
         self._used: dict[str, datetime] = {}
         self._noted: dict[str, float] = {}
         self.workspaces: dict[str, Workspace] = {}
-        # Known from the first look at the database on. Inserts ask the database itself.
+        # Whether the database has sample data. It is False until the first read.
         self.is_sample = False
         # An installation is one organization. Its id is stable and derived from the secret.
         identity = hmac.new(self._master, b"organization", sha256).digest()
@@ -86,7 +86,7 @@ class KeyRing:
         return scope_under(self._master, workspace)
 
     def in_memory(self, key: str) -> Principal | None:
-        """Who has the key, if it is in memory, where it may have expired meanwhile."""
+        """The principal of a key that is in memory. The key may have expired."""
         digest = digest_of(key)
         configured = self._configured
         is_configured = configured is not None and configured.digest == digest
@@ -107,8 +107,8 @@ class KeyRing:
             cached = self._cached_keys.get(digest)
         if cached is None:
             cached = await self._look_up(digest, address)
-        # The dictionary compares digests, which do not reveal how close a guess was. Still every
-        # comparison here takes the same time for all keys.
+        # The look-up by digest does not reveal how close a guess was. This comparison takes the
+        # same time for all keys as well.
         if cached is None or not hmac.compare_digest(cached.digest, digest):
             return None
         if cached.expires_at is not None and cached.expires_at <= self._clock.wall():
@@ -166,7 +166,7 @@ class KeyRing:
             await self._write_uses()
 
         await repeat(stopping, POLL_SECONDS, look, "key_refresh_failed")
-        with suppress(GatewayError):  # they are known to a minute at best
+        with suppress(GatewayError):  # a last use is known only to the minute
             await self._write_uses()
 
     async def _look_up(self, digest: str, address: str) -> _CachedKey | None:
@@ -196,11 +196,12 @@ class KeyRing:
         return cached
 
     def principal(self, workspace: str, key_id: str) -> Principal:
-        """Who a workspace is now, without a look at the key."""
+        """A workspace's principal as it is now, without a check of the key."""
         return replace(self._owner(workspace, self.workspaces.get(workspace)), key_id=key_id)
 
     def _owner(self, workspace: str, row: Workspace | None) -> Principal:
-        """What the workspace's keys have in common; None where the database is not known yet."""
+        """What the workspace's keys have in common. `row` is None where the database was not read
+        yet."""
         policy = self._auto_cache
         if row is not None:
             policy = policy.but(row.auto_cache, row.auto_cache_ttl)

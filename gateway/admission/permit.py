@@ -1,4 +1,4 @@
-"""May this turn run now? Its workspace's limits, then the queue. The answer is one permit."""
+"""Admission: a turn passes its workspace's limits, then the queue. It then has one permit."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,17 +14,19 @@ from gateway.prompt.ask import Ask
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Permit(QueuedTurn):
-    """What admission gives a turn. Its context is the turn: leaving it gives everything back."""
+    """What admission gives a turn. The turn runs in its context, whose end gives everything
+    back."""
 
     turn_id: str
     admission: "Admission"
-    # The turn is in the journal, so its close counts what it used.
+    # Whether the turn is in the journal, so that its close counts what it used.
     is_open: bool = False
-    # It has a place in its workspace's limits.
+    # Whether it has a place in its workspace's limits.
     is_limited: bool = False
 
     async def wait_again(self) -> None:
-        """Go back to the queue, in front of the workspace's other turns: an engine refused it."""
+        """Wait in the queue again, before the workspace's other turns, after an engine's
+        refusal."""
         self.admission.queue.leave(self)
         self.is_again = True
         await self.admission.queue.enter(self)
@@ -59,19 +61,21 @@ class Permit(QueuedTurn):
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Who is let in."""
+    """Lets turns in."""
 
     limits: WorkspaceLimits
     queue: EngineQueue
-    # What a turn can cost at most, in nano-dollars.
+    # The most that a turn can cost, in nano-dollars.
     most_cost: Callable[[Ask], int]
-    # Where it is set, limits hold over all gateways.
+    # Makes limits hold over all gateways; None where they hold for this one.
     shared: SharedLimits | None
 
     async def admit(self, permit: Permit, backlog: int) -> None:
-        """Raise Overloaded, RateLimited or SpendLimitReached. `backlog` is the journal's: turns
-        that the ledger does not have yet. A row of a batch that waits for idle room takes no place
-        of its workspace's turns."""
+        """Return when the turn may run. Raise Overloaded, RateLimited or SpendLimitReached.
+
+        `backlog` is the number of turns that the journal has and the ledger does not. A row of a
+        batch takes a place of its workspace's limits only behind the queue.
+        """
         ask = permit.ask
         if ask.is_batch:
             await self.queue.enter(permit)

@@ -29,11 +29,15 @@ _RETRY_SECONDS = 2
 
 @dataclass(slots=True)
 class TokenBucket:
-    """A bucket that is refilled evenly, `per_minute` in a minute, and holds at most that. Every
-    `now` is in seconds on one monotonic clock. An earlier `now` counts as no time."""
+    """A bucket that is refilled evenly, `per_minute` in a minute, and holds at most that.
+
+    Every `now` is in seconds on one monotonic clock. A `now` before the last one changes nothing.
+    """
 
     per_minute: int
+    # What can be taken; a debt is negative.
     level: float
+    # When `level` was right.
     at: float
 
     @classmethod
@@ -61,8 +65,8 @@ class TokenBucket:
         return self.wait(self.per_minute, now)
 
     def resize(self, per_minute: int, now: float) -> None:
-        """Set another limit. What was used stays used, but a lower limit makes no debt: that would
-        be waited for at the new rate, for hours. A debt that there is stays."""
+        """Set another limit. What was used stays used, and so does a debt. A lower limit makes no
+        new debt, because paying it off at the lower rate could take hours."""
         self._refill(now)
         self.level = max(self.level + per_minute - self.per_minute, min(self.level, 0.0))
         self.per_minute = per_minute
@@ -76,7 +80,7 @@ class TokenBucket:
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """Buckets of one size, by key. The one unused for longest is forgotten beyond _MAX_KEYS."""
+    """Buckets of one size, by key: at most _MAX_KEYS. The longest unused one is forgotten first."""
 
     per_minute: int
     monotonic: Callable[[], float]
@@ -92,7 +96,8 @@ class Buckets:
     def _of(self, key: str) -> TokenBucket:
         bucket = self.buckets.get(key)
         if bucket is None:
-            bucket = self.buckets[key] = TokenBucket.full(self.per_minute, self.monotonic())
+            bucket = TokenBucket.full(self.per_minute, self.monotonic())
+            self.buckets[key] = bucket
             if len(self.buckets) > _MAX_KEYS:
                 self.buckets.popitem(last=False)
         self.buckets.move_to_end(key)
@@ -135,16 +140,18 @@ class Counting:
 
 
 class LargeBodies:
-    """How fast one workspace may send large bodies, each of which takes tens of milliseconds of the
-    interpreter's lock. A body beyond the rate is left in the socket until there is room, since a
-    refused client would send it again at once; only a long wait is refused."""
+    """How fast one workspace may send large bodies. Each takes tens of milliseconds of the GIL.
+
+    A body beyond the rate is left in the socket until there is room, because a refused client would
+    send it again at once. Only a wait that would be too long is refused.
+    """
 
     def __init__(self, bytes_per_minute: int, monotonic: Callable[[], float]) -> None:
         self._rate = Buckets(bytes_per_minute, monotonic)
 
     async def wait(self, workspace: str, num_bytes: int) -> float:
-        """Count a large body, and return how long it was left. Raise RateLimited, with nothing
-        counted, behind a wait that is too long."""
+        """Count a large body, and return how many seconds it was left in the socket. If that would
+        be too long, wait for MAX_WAIT_SECONDS and raise RateLimited, with nothing counted."""
         seconds = self._rate.wait(workspace, num_bytes)
         is_late = seconds > MAX_WAIT_SECONDS
         if not is_late:
@@ -158,9 +165,12 @@ class LargeBodies:
 
 
 class BodyBytes:
-    """How many bytes of request bodies may be read and held at one time. A workspace may hold as
-    many as are left for all (dynamic thresholds, Choudhury and Hahne 1998): alone it gets half, n
-    workspaces get 1 / (n + 1) each, and as much stays free for the next."""
+    """How many bytes of request bodies may be held at one time.
+
+    A workspace may hold as many as are free for all (dynamic thresholds, Choudhury and Hahne 1998).
+    So one workspace gets half, n workspaces get 1 / (n + 1) each, and as much stays free for the
+    next one.
+    """
 
     def __init__(self, most: int) -> None:
         self.total = 0
@@ -168,8 +178,8 @@ class BodyBytes:
         self._held: Counter[str] = Counter()
 
     def take(self, workspace: str, num_bytes: int) -> None:
-        """Hold the bytes, or raise with nothing taken. Overloaded: all bytes are held. RateLimited:
-        the workspace's part is held."""
+        """Hold the bytes. Raise Overloaded where all bytes are held, and RateLimited where the
+        workspace's part is held, with nothing taken."""
         left = self._most - self.total
         held = self._held[workspace]
         if num_bytes > left:
@@ -194,7 +204,7 @@ PLANS_PER_KEY = 1
 PLANNERS = 2
 READ_REST = 2.0
 EXPORT_REST = 6.0
-"""How many times the time of a read its place rests."""
+"""How long a read's place stays taken after it, as a multiple of the read's time."""
 STORE_CALLS_PER_WORKSPACE = 3
 STORE_REST = 1.0
 MAX_REST_SECONDS = 1.0
@@ -204,10 +214,10 @@ PLANNER_WAIT_SECONDS = 60.0
 
 @dataclass(slots=True)
 class ReadLimit:
-    """How many reads a key has at once."""
+    """Bounds the reads of a key at one time."""
 
     per_key: int = READS_PER_KEY
-    # A read's place stays taken for so many times the time that the read took.
+    # How long a read's place stays taken after it, as a multiple of the read's time.
     rest: float = READ_REST
     # The name of what is bounded, for the refusal.
     what: str = "reads at once"
@@ -227,12 +237,12 @@ class ReadLimit:
         except TimeoutError:
             raise RateLimited(self.what, self.per_key, 5) from None
         loop = asyncio.get_running_loop()
-        begun = loop.time()
+        began = loop.time()
         try:
             yield
         finally:
-            rest = min(self.rest * (loop.time() - begun), MAX_REST_SECONDS)
-            loop.call_later(rest, free.release)
+            rest_seconds = min(self.rest * (loop.time() - began), MAX_REST_SECONDS)
+            loop.call_later(rest_seconds, free.release)
 
 
 def read_limits() -> Mapping[ReadKind, ReadLimit]:

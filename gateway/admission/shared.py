@@ -1,11 +1,14 @@
-"""Limits of workspaces that hold over all gateways: they share one state a workspace in a store.
+"""Limits of workspaces that hold over all gateways, by one shared state for each workspace.
 
-A turn of a limited workspace is admitted inside one locked exchange with the store: load the state
-and add what was taken and given back here since the last one, decide as a single gateway does
-(`accounts.py`) with what the others hold counted, write the state. All turns that wait share the
-next exchange. What a gateway holds counts for `_STALE_SECONDS` after it was last told, so a killed
-one's places come back. While the store is away, limits hold per gateway (`is_shared` says so), and
-what was taken is told when it is back.
+A turn of a limited workspace is admitted inside one locked exchange with the store:
+
+1. Load the state, and add what was taken and given back here since the last exchange.
+2. Decide as a single gateway does (`accounts.py`), and count what the other gateways hold.
+3. Write the state.
+
+All turns that wait share the next exchange. What a gateway holds counts for `_STALE_SECONDS` after
+its last exchange, so the places of a killed gateway come back. While the store is away, limits hold
+per gateway (`is_shared` is False). What was taken is written when the store is back.
 """
 
 import asyncio
@@ -33,34 +36,37 @@ from gateway.ledger.access import Exchange, SharedLimitsTable
 _TICK_SECONDS = 5.0
 _STALE_SECONDS = 20.0
 _GONE_SECONDS = 3600.0
-"""So long the money of turns counts whose gateway was killed: what they cost is told when it is
+"""How long the money counts that a killed gateway reserved. Its turns' cost is known when it is
 back."""
 _RETRY_SECONDS = 1.0
 _LEAVING_SECONDS = 0.1
-"""A turn that failed elsewhere may not have told yet that it gave its place back."""
+"""The pause before a second try: another gateway may just be giving a place back."""
 MAX_TOLD = 1000
 """The most workspaces of one exchange."""
 
 
 class GatewayHolds(msgspec.Struct, frozen=True):
-    """What one gateway holds: turns in flight, and nano-dollars that they may cost."""
+    """What one gateway holds of a workspace's limits."""
 
+    # Turns.
     in_flight: int
+    # The nano-dollars that they may cost.
     reserved: int
+    # The time of its last exchange, on the store's clock.
     seen_at: float
 
 
 class SharedState(msgspec.Struct, frozen=True):
-    """What all gateways share of one workspace."""
+    """The state that all gateways share of one workspace."""
 
-    # The buckets are on the store's clock.
+    # The buckets, on the store's clock.
     requests: TokenBucket | None = None
     tokens: TokenBucket | None = None
-    # For example "2026-11".
+    # The month of `spent`, for example "2026-11".
     month: str = ""
-    # Of the month, in nano-dollars.
+    # The month's cost so far, in nano-dollars.
     spent: int = 0
-    # By gateway.
+    # What each gateway holds, by its id.
     held: dict[str, GatewayHolds] = {}
 
 
@@ -83,7 +89,7 @@ class _Waiting:
             self.failure = error
 
     def answer(self, limits: WorkspaceLimits) -> None:
-        """Wake the turn. One that is gone gives its place back."""
+        """Wake the turn. If its client is gone, give its place back."""
         if not self.taken.cancelled():
             if self.failure is None:
                 self.taken.set_result(None)
@@ -106,13 +112,14 @@ class SharedLimits:
         self._clock = clock
         self._waiting: list[_Waiting] = []
         self._telling: list[asyncio.Future[None]] = []
-        # Workspaces with turns here, and those of which others don't know the newest.
+        # Workspaces with turns here.
         self._known: set[str] = set()
+        # Workspaces of which other gateways do not know the newest state.
         self._changed: set[str] = set()
         self._wake = asyncio.Event()
 
         def note(workspace: str, is_earlier: bool) -> None:
-            # Others hold money for a turn of an earlier run until its cost is told.
+            # Other gateways reserve money for an earlier run's turn until they know its cost.
             if is_earlier or workspace in self._known:
                 self._changed.add(workspace)
                 self._wake.set()
@@ -127,7 +134,7 @@ class SharedLimits:
         try:
             await self._take(claim)
         except (RateLimited, SpendLimitReached) as error:
-            # What others hold may be given back in this moment.
+            # Another gateway may just be giving back what it holds.
             account = self._limits.account(claim.principal.workspace)
             is_rate = isinstance(error, RateLimited) and error.what != CONCURRENT
             if is_rate or not (account.in_flight_elsewhere or account.reserved_elsewhere):
@@ -148,14 +155,14 @@ class SharedLimits:
         try:
             await waiting.taken
         except asyncio.CancelledError:
-            # It was taken in the same moment.
+            # The place was taken in the same moment.
             if not waiting.taken.cancelled() and waiting.taken.exception() is None:
                 self._limits.leave(claim.turn_id, workspace, is_open=False)
             raise
 
     async def told(self, workspace: str) -> None:
-        """Wait until other gateways can know that a turn has given its place back. A client that
-        asks another gateway next is not refused for a turn that it has the answer of."""
+        """Wait until other gateways know that a turn has given its place back. So a client that has
+        its answer is not refused at another gateway because of that turn."""
         limits = self._limits.account(workspace).limits
         is_held = limits.max_concurrency is not None or limits.monthly_spend is not None
         if self.is_shared and is_held:
@@ -184,7 +191,7 @@ class SharedLimits:
                 if not await self._exchange():
                     await pause(stopping, _RETRY_SECONDS)
             if self.is_shared and self._changed:
-                await self._exchange()  # others hold money for the last turns until they are told
+                await self._exchange()  # others reserve money for the last turns until then
         finally:
             ended.cancel()
             # Nobody may wait for an exchange that does not come.
@@ -192,7 +199,8 @@ class SharedLimits:
             self._answer([], [])
 
     async def _exchange(self) -> bool:
-        """One exchange with the store; False if it is away. Every waiting turn has its answer."""
+        """Exchange with the store once, and answer every waiting turn. Return False if the store is
+        away."""
         waiting = self._waiting
         self._waiting = []
         telling = self._telling
@@ -213,11 +221,11 @@ class SharedLimits:
                     joining.decide(self._limits)
                 decided = True
                 written = {name: self._write(name, page) for name in names}
-            for name, of in written.items():
+            for name, told in written.items():
                 untold = self._limits.account(name).untold
-                untold.requests -= of.requests
-                untold.tokens -= of.tokens
-                untold.spent -= of.spent
+                untold.requests -= told.requests
+                untold.tokens -= told.tokens
+                untold.spent -= told.spent
             self._say_shared(True)
         except GatewayError as error:
             self._changed |= names
@@ -230,7 +238,7 @@ class SharedLimits:
         return self.is_shared
 
     def _answer(self, waiting: list[_Waiting], telling: list[asyncio.Future[None]]) -> None:
-        """Wake who took part, and everybody who came meanwhile while limits are not shared."""
+        """Wake the turns that took part. While limits are not shared, wake later ones as well."""
         if not self.is_shared:
             late = self._waiting
             self._waiting = []
@@ -253,7 +261,7 @@ class SharedLimits:
         }
 
     def _load(self, workspace: str, page: Exchange) -> None:
-        """Make the account what the state says, with what was taken here since."""
+        """Set the account to the state, plus what was taken here since the last exchange."""
         state = _read(page.states[workspace])
         account = self._limits.this_months(self._limits.account(workspace))
         shift = self._clock.monotonic() - page.now
@@ -268,7 +276,7 @@ class SharedLimits:
         account.reserved_elsewhere = sum(held.reserved for held in others)
 
     def _write(self, workspace: str, page: Exchange) -> Untold:
-        """Put the account into the state; return what of it was not told before."""
+        """Write the account into the state; return what other gateways learn by it."""
         state = _read(page.states[workspace])
         account = self._limits.account(workspace)
         shift = page.now - self._clock.monotonic()
@@ -299,7 +307,7 @@ class SharedLimits:
 
 
 def _read(state: str) -> SharedState:
-    """A state that can't be read, as an empty one, is a new one."""
+    """Decode a state. An empty or unreadable one counts as new."""
     try:
         return msgspec.json.decode(state, type=SharedState)
     except msgspec.DecodeError:
@@ -317,7 +325,7 @@ def _at_store(bucket: TokenBucket | None, shift: float) -> TokenBucket | None:
 def _take_over(
     bucket: TokenBucket | None, shared: TokenBucket | None, untold: float, shift: float
 ) -> None:
-    """Make a bucket the shared one, with what was taken from this one since."""
+    """Set a bucket to the shared one, less what was taken from it since the last exchange."""
     if bucket is None or shared is None:
         return
     per_minute = bucket.per_minute

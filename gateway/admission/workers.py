@@ -1,9 +1,9 @@
 """Threads for work that grows with a request, so that the event loop never waits for it.
 
-A small body is read at once; a large one waits for a thread. A workspace has one thread at a time,
-so workspaces take turns. Work with a line of its own has one thread for all workspaces. Waiting
-work of a client that leaves is dropped; work that has begun ends by itself. Threads share the
-interpreter's lock, which changes hands every `SWITCH_SECONDS`, a tenth of Python's default.
+A small body is read at once. A large one waits for a thread. A workspace has one thread at a time,
+so workspaces take turns. Work with its own line has one thread for all workspaces. If a client
+leaves, its waiting work is dropped, and its running work goes on to its end. Threads share the GIL,
+which changes hands every `SWITCH_SECONDS`, a tenth of Python's default.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ INLINE_BYTES = 16 * 1024
 SWITCH_SECONDS = 0.0005
 _NUM_THREADS = 4
 _MAX_WAITING = 256
-"""Of one workspace."""
+"""How many pieces of work of one workspace may wait."""
 
 Result = TypeVar("Result")
 
@@ -45,8 +45,8 @@ class Workers:
         *arguments: Any,
         line: str | None = None,
     ) -> Result:
-        """Run `work` and return its result. The `line` is the workspace's where it is None. Raise
-        its error, or Overloaded if too much of the workspace waits already."""
+        """Run `work` and return its result. Without a `line` it waits in its workspace's. Raise the
+        error of `work`, or Overloaded if too much of the workspace's work waits."""
         if num_bytes <= INLINE_BYTES:
             return work(*arguments)
         if self._waiting[workspace] >= _MAX_WAITING:
@@ -58,7 +58,7 @@ class Workers:
             for place in held:
                 place.release()
 
-        # An admin key has no workspace, so its name in a line must not be the line's own.
+        # An admin key's workspace is empty, so the shared line has a name of three parts.
         names = [(workspace,)] if line is None else [(workspace, line), ("of all", "", line)]
         turns = [self._turns.setdefault(name, asyncio.Semaphore()) for name in names]
         self._waiting[workspace] += 1
