@@ -5,14 +5,14 @@
                                       └──── failure (pause x2) ─┘
 
 Failures are connections that were refused or broke, silences, and answers that broke the protocol.
-A refusal (overloaded, prompt too long) is an answer, so the engine works. Half-open lets one turn
-through at a time; its first frame is the success. Its place is given back however it ends.
+A refusal (overloaded, prompt too long) is an answer, so the engine works. While half-open, one turn
+at a time goes through. Its first frame is the success. The next turn may go through when it ends.
 """
 
 from gateway.structs.fleet import BreakerState
 
 FAILURES = 3
-"""Failures in a row, without an answer in between."""
+"""How many failures in a row, without an answer between them, open the breaker."""
 FIRST_PAUSE_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 30.0
 
@@ -37,20 +37,19 @@ class Breaker:
         return state == "closed" or (state == "half_open" and self._probe is None)
 
     def sent(self, turn: str, now: float) -> None:
-        """A turn was sent to the engine. While half-open it is the probe."""
+        """Note that a turn was sent to the engine. While half-open it is the probe."""
         if self.state(now) == "half_open" and self._probe is None:
             self._probe = turn
 
     def answered(self) -> None:
-        """A stream began, so the engine gets turns again. The next failure opens the breaker
-        again."""
+        """Close the breaker, because a stream began. The next failure opens it again."""
         if self.open_until is not None:
             self.reset()
             self._num_failures = FAILURES - 1
 
     def failed(self, turn: str, now: float) -> None:
-        """The engine was gone or silent for a turn. A turn from before the breaker opened changes
-        nothing."""
+        """Note that the engine was gone or silent for a turn. A turn from before the breaker opened
+        changes nothing."""
         if self.open_until is None:
             self._num_failures += 1
             if self._num_failures >= FAILURES:
@@ -60,7 +59,7 @@ class Breaker:
             self._open(now)
 
     def left(self, turn: str) -> None:
-        """The turn is over, perhaps without any news of the engine."""
+        """Note that the turn is over. It may have told nothing about the engine."""
         if turn == self._probe:
             self._probe = None
 
@@ -69,7 +68,8 @@ class Breaker:
         another process runs at the engine's address."""
         self._num_failures = 0
         self._pause = FIRST_PAUSE_SECONDS
-        self.open_until = self._probe = None
+        self.open_until = None
+        self._probe = None
 
     def _open(self, now: float) -> None:
         self.open_until = now + self._pause

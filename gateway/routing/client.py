@@ -36,9 +36,9 @@ from gateway.base.errors import (
 )
 
 PIECE_BYTES = 16 * 1024
-"""The bytes of one stream that wait here while its client does not read, and the most of a piece.
+"""The most bytes of a piece, and of a stream that wait here while its client does not read.
 
-aiohttp stops reading the socket at twice as many; the rest stays with the engine.
+aiohttp stops reading the socket at twice as many. The rest stays with the engine.
 """
 _TOO_LONG = re.compile(r"(?<!\d)(\d+) tokens > (\d+)")
 
@@ -52,19 +52,21 @@ _frame = msgspec.json.Decoder(Frame)
 _KEEPALIVE_SECONDS = 30.0
 _LARGE_BYTES = 1 << 20
 _LEAST_BYTES_PER_SECOND = 1 << 20
-"""A request's body may take so long to be sent: pictures have many megabytes."""
+"""The rate that bounds how long a request's body may take to be sent. Images have megabytes."""
 _GRACE_SECONDS = 2.0
-"""A wait that has lasted its time lasts this much longer.
+"""How much longer a wait lasts after its time is over.
 
-After a time in which this process stood still, an event loop ends the waits that were due before it
-reads what arrived meanwhile. An engine that was not silent is heard within these seconds.
+If this process stood still, its event loop ends overdue waits before it reads what has arrived. An
+engine that was not silent is read within these seconds.
 """
 
 
 class CannotConnect(EngineLost):
-    """No connection came about, so the request was not sent. `is_refused`: nothing listens at the
-    address. Otherwise its name was not found, no route leads to it, or it did not answer in time,
-    which may pass."""
+    """No connection came about, so the request was not sent.
+
+    With `is_refused` nothing listens at the address. Otherwise the name was not found, no route
+    leads to the address, or it did not answer in time. These may pass by themselves.
+    """
 
     def __init__(self, *, is_refused: bool = False) -> None:
         super().__init__()
@@ -72,17 +74,18 @@ class CannotConnect(EngineLost):
 
 
 class Timeouts(NamedTuple):
-    """Seconds of each wait for the next bytes, and of connecting: DNS and all addresses together.
-    The whole has none."""
+    """The bounds of a call. The call as a whole has none."""
 
+    # For each wait for the next bytes.
     read_seconds: float
+    # For DNS and connecting, with all addresses together.
     connect_seconds: float
 
 
 class EngineResponse:
-    """The status and the body of one answer: what has arrived, at most PIECE_BYTES at a time.
+    """The status and the body of one answer. It yields what has arrived, PIECE_BYTES at most.
 
-    Reading raises EngineLost if the connection breaks, EngineTimeout if nothing comes for
+    Reading raises EngineLost if the connection breaks, and EngineTimeout if nothing comes for
     `read_seconds`. One timer watches all waits of an answer, because a timer for each piece would
     cost three times as much.
     """
@@ -95,7 +98,7 @@ class EngineResponse:
         self._timer: asyncio.TimerHandle | None = None
         # When the wait for the next piece began; None while nobody waits.
         self._waiting_since: float | None = None
-        # The beginning of the wait that has lasted its time: it has the grace left.
+        # When the wait began whose time is over, and of which only the grace is left.
         self._overdue_since: float | None = None
         self._is_silent = False
 
@@ -119,21 +122,21 @@ class EngineResponse:
         return piece
 
     def _look(self) -> None:
-        """End a wait that has lasted its time and the grace. Where nobody waits, the next wait sets
-        the timer again."""
+        """End a wait whose time and grace are over. If nobody waits, the next wait sets the timer
+        again."""
         self._timer = None
         since = self._waiting_since
         if since is None:
             return
-        rest = since + self._read_seconds - self._loop.time()
-        if rest <= 0:
+        seconds_left = since + self._read_seconds - self._loop.time()
+        if seconds_left <= 0:
             if self._overdue_since == since:
                 self._is_silent = True
                 self._response.close()
                 return
             self._overdue_since = since
-            rest = _GRACE_SECONDS
-        self._timer = self._loop.call_later(rest, self._look)
+            seconds_left = _GRACE_SECONDS
+        self._timer = self._loop.call_later(seconds_left, self._look)
 
     def _stop_watching(self) -> None:
         if self._timer is not None:
@@ -145,16 +148,18 @@ class EngineResponse:
         return b"".join([piece async for piece in self])
 
     def close(self) -> None:
-        """End the connection, so that the engine sees that we left. A body that was read to its
-        end has given its connection back before."""
+        """Close the connection, so that the engine sees that we left. A body that was read to its
+        end has already given its connection back."""
         self._stop_watching()
         self._response.close()
 
 
 class EngineHttp:
-    """Connections to all engines, made in a running loop; admission bounds their number. The
-    regular GETs have their own: aiohttp takes the connection that was idle for longest, so they
-    would keep all of an earlier burst."""
+    """Connections to all engines. It is made in a running loop. Admission bounds their number.
+
+    The regular GETs have connections of their own. aiohttp takes the connection that was idle for
+    longest, so GETs on the same ones would keep all connections of an earlier burst open.
+    """
 
     def __init__(self) -> None:
         self._turns, self._polls = (
@@ -181,17 +186,20 @@ class EngineHttp:
         timeouts: Timeouts,
         wait: asyncio.Timeout | None = None,
     ) -> EngineResponse:
-        """Return once the head of the answer is there. Raise CannotConnect, EngineLost or
-        EngineTimeout. A GET whose idle connection was closed is sent again; a POST may have been
-        carried out. The caller may end its `wait` early, which is an EngineTimeout too."""
+        """Return when the head of the answer has come. Raise CannotConnect, EngineLost or
+        EngineTimeout.
+
+        A GET whose idle connection was closed is sent again. A POST is not, because it may have
+        been carried out. If the caller ends its `wait` early, EngineTimeout is raised as well.
+        """
         data = io.BytesIO(body) if body and len(body) > _LARGE_BYTES else body
         session = self._polls if method == "GET" else self._turns
         connecting = aiohttp.ClientTimeout(total=None, connect=timeouts.connect_seconds)
         seconds = sum(timeouts) + len(body or b"") / _LEAST_BYTES_PER_SECOND
         loop = asyncio.get_running_loop()
         timeout = wait or asyncio.timeout(None)
-        # This timer only sets the timeout's: it may be late by any time in which the process stood
-        # still.
+        # The deadline is set by a timer, which may be late because the process stood still. So the
+        # grace begins when the loop runs again.
         timer = loop.call_later(seconds, lambda: timeout.reschedule(loop.time() + _GRACE_SECONDS))
         try:
             async with timeout:
@@ -218,10 +226,12 @@ class EngineHttp:
 
 
 class Generation:
-    """One accepted generation: its frames until Done, as many as have come; an empty list is a
-    heartbeat. Iteration raises for Failed, a choice that failed, a silence, or an end without Done,
-    after the frames before it. It is no generator: an event loop keeps account of each.
-    `num_ignored` counts frames that were left out: late ones, double ones, and another request's.
+    """One accepted generation. It yields the frames that have come, until Done.
+
+    An empty list is a heartbeat. After the frames before it, iteration raises for Failed, a failed
+    choice, a silence, or an end without Done. It is not a generator, because an event loop keeps
+    account of each of those. `num_ignored` counts the frames that were left out: late ones,
+    repeated ones, and frames of another request.
     """
 
     def __init__(self, response: EngineResponse, request_id: str) -> None:
@@ -257,7 +267,7 @@ class Generation:
         raise self._failure
 
     def _decode(self, lines: list[bytes]) -> tuple[list[Frame], GatewayError | None]:
-        """The frames of whole lines, and the error behind them that ended the generation."""
+        """The frames of whole lines, and the error behind them if one ended the generation."""
         frames: list[Frame] = []
         for line in lines:
             if not line:
@@ -287,8 +297,8 @@ class Generation:
         return frames, None
 
     def _failure_of(self, frame: Frame) -> GatewayError | None:
-        """The error that a frame is, if it is one. An answer of several choices fails with the
-        first of them that does."""
+        """The error that a frame stands for; None for other frames. An answer of several choices
+        fails with its first failed choice."""
         match frame:
             case Failed() if not self._has_started:
                 return refusal(ErrorReply(frame.code, frame.message))
@@ -301,7 +311,7 @@ class Generation:
         return None
 
     def _is_ours(self, frame: Started | Finished | Done | Failed) -> bool:
-        """Whether the frame belongs to this answer, and does not come for the second time."""
+        """Whether the frame belongs to this answer and comes for the first time."""
         match frame:
             case Started():
                 is_first = not self._has_started
@@ -330,19 +340,17 @@ def are_sane(message: Started | Finished | Done | Failed | FinalCounts) -> bool:
         case Done():
             counts = (message.output_tokens,)
         case FinalCounts():
-            tokens = message.output_tokens, message.thinking_tokens, message.prefilled_tokens
-            counts = (
-                *tokens,
-                *(() if message.usage is None else msgspec.structs.astuple(message.usage)),
-            )
+            counts = message.output_tokens, message.thinking_tokens, message.prefilled_tokens
+            if message.usage is not None:
+                counts += msgspec.structs.astuple(message.usage)
         case _:
             return True
     return min(counts) >= 0 and max(counts) <= MAX_COUNT
 
 
 def refusal(reply: ErrorReply) -> GatewayError:
-    """Translate an engine's refusal. The engine's message stays inside, except for the prompt's
-    length and a message for the client."""
+    """Translate an engine's refusal. The client sees of the engine's message only the prompt's
+    length, and the whole message if it is public."""
     match reply.code:
         case "prompt_too_long":
             lengths = _TOO_LONG.search(reply.message)
@@ -363,7 +371,7 @@ def refusal(reply: ErrorReply) -> GatewayError:
             return PutOff()
         case "overloaded":
             return Overloaded()
-        case "not_ready" | "not_found":  # the second: its adapter has just gone
+        case "not_ready" | "not_found":  # not_found: its adapter has just gone
             return NoEngineReady()
         case "unauthorized":
             return EngineRefusesSecret()
@@ -372,8 +380,8 @@ def refusal(reply: ErrorReply) -> GatewayError:
 
 
 def interruption(reply: ErrorReply) -> GatewayError:
-    """Translate why an engine ended an answer that had begun. What `not_ready` and `overloaded`
-    end may be asked again, and says nothing against the engine."""
+    """Translate why an engine ended an answer that had begun. After `not_ready` and `overloaded`
+    the turn may be tried again, and they do not count as failures of the engine."""
     if reply.code in ("not_ready", "overloaded"):
         return AnswerAborted()
     return refusal(reply)

@@ -1,8 +1,8 @@
-"""Engines that are found, not listed: the endpoints of a Kubernetes service, or a name's addresses.
+"""Finds engines: the endpoints of a Kubernetes service, or the addresses of a name.
 
-A source tells the whole set after each change. What it can't tell changes nothing: the engines
-stay. An engine that comes is used when it is ready; one that goes gets no new turns, and is
-forgotten when its last one has ended.
+A source reports the whole set after each change. While it can't be asked, the engines stay as they
+are. A new engine is used when it is ready. An engine that leaves gets no new turns, and is
+forgotten when its last turn has ended.
 """
 
 import asyncio
@@ -41,14 +41,15 @@ _MAX_RETRY_SECONDS = 30.0
 
 
 class SourceFailed(GatewayError):
-    """A source does not tell now which engines there are."""
+    """A source can't be asked now which engines there are."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedEngine:
-    """Where a source says that an engine is. `is_leaving`: it still serves, and will be gone."""
+    """An engine that a source reports."""
 
     place: EnginePlace
+    # Whether it still serves and will be gone soon.
     is_leaving: bool = False
 
 
@@ -83,10 +84,10 @@ class EndpointSlices:
     service: str
     # The name of the port; empty for the first one.
     port: str = ""
-    # Of the engines' URLs.
+    # The path of the engines' URLs.
     path: str = ""
-    # The folder of a service account's files. Without a token in it the API is asked as a proxy of
-    # kubectl is.
+    # The folder of a service account's files. Without a token in it the API is called without a
+    # key, as `kubectl proxy` allows.
     account: Path = ACCOUNT
     _slices: dict[str, _Slice] = field(default_factory=dict)
 
@@ -116,8 +117,8 @@ class EndpointSlices:
         return str(slices.metadata["resourceVersion"])
 
     async def _watch(self, http: aiohttp.ClientSession, version: str) -> AsyncGenerator[None, None]:
-        """Take in the changes behind a version, and yield behind each."""
-        while True:  # one watch ends after a while, and the next goes on behind its last event
+        """Take in the changes after a version, and yield after each."""
+        while True:  # a watch ends after a while, and the next one goes on after its last event
             query = {
                 "watch": "1",
                 "resourceVersion": version,
@@ -155,7 +156,8 @@ class EndpointSlices:
         return http.get(url, params=query, headers=headers, timeout=timeout, raise_for_status=True)
 
     def _listed(self) -> list[ListedEngine]:
-        """Each address once: an endpoint that moves between slices is in two for a moment."""
+        """The engines of all slices, each address once. An endpoint that moves between slices is in
+        both for a moment."""
         places: dict[str, ListedEngine] = {}
         for piece in self._slices.values():
             port = self._port_of(piece)
@@ -202,8 +204,8 @@ class Addresses:
 
 
 async def places_now(entries: Iterable[str]) -> list[EnginePlace]:
-    """Where the engines of HOLDFAST_ENGINES are: the listed ones, and those that its sources tell
-    now. Raise SourceFailed."""
+    """The places of the engines of HOLDFAST_ENGINES: the listed ones, and those that its sources
+    report now. Raise SourceFailed."""
     places = []
     for entry in entries:
         if not is_source(entry):
@@ -226,7 +228,7 @@ def place_at(host: str, port: int, path: str) -> EnginePlace:
 
 
 def source_of(entry: str) -> EndpointSlices | Addresses:
-    """The source of an entry that `is_source`, as `engine_list` takes it."""
+    """The source that an entry of HOLDFAST_ENGINES names; the entry must be one (`is_source`)."""
     parts = urlsplit(entry)
     if parts.scheme == "dns":
         return Addresses(parts.hostname or "", parts.port or 0, parts.path)
@@ -245,8 +247,8 @@ def source_of(entry: str) -> EndpointSlices | Addresses:
 
 
 class Follower:
-    """Keeps the engines of one source in the fleet. An engine that an operator removes stays away
-    for as long as the source still has it."""
+    """Keeps the engines of one source in the fleet. An engine that an operator removed stays away
+    for as long as the source reports it."""
 
     def __init__(self, fleet: Fleet, entry: str) -> None:
         self._fleet = fleet
@@ -285,13 +287,12 @@ class Follower:
         while not stopping.is_set():
             listed = self._listed
             ours = [engine for engine in self._fleet.engines if engine.url in self._ours]
-            for engine in ours:  # there are none before the source has told
+            for engine in ours:
                 listed_place = listed.get(engine.url)
-                if (listed_place is None or listed_place.is_leaving) != (
-                    engine.url in self._leaving
-                ):
+                is_leaving = listed_place is None or listed_place.is_leaving
+                if is_leaving != (engine.url in self._leaving):
                     self._leaving ^= {engine.url}
-                    engine.is_draining = engine.url in self._leaving
+                    engine.is_draining = is_leaving
                     event = "engine_drains" if engine.is_draining else "engine_resumed"
                     self._log.info(event, engine=engine.name, url=engine.url)
                 if listed_place is None and not engine.load.num_running:
@@ -301,7 +302,11 @@ class Follower:
             self._ours &= here | listed.keys()
             self._leaving &= here
             urls = self._ours | here
-            new = [f.place for f in listed.values() if not (f.is_leaving or f.place.url in urls)]
+            new = [
+                entry.place
+                for entry in listed.values()
+                if not entry.is_leaving and entry.place.url not in urls
+            ]
             await asyncio.gather(*map(add, new))
             await pause(stopping, _SETTLE_SECONDS)
 

@@ -76,12 +76,12 @@ _MAX_FAILURE_CHARACTERS = 500
 _COUNT_SECONDS = 60.0
 _PURGE_SECONDS = 60.0
 REFUSED_PURGE_SECONDS = 30.0
-"""Until an engine that refused a purge is asked again."""
+"""The pause before an engine that refused a purge is asked again."""
 ASK_SECONDS = 0.25
 _CONTROL = Timeouts(_CONTROL_SECONDS, _CONNECT_SECONDS)
 STREAM_TIMEOUTS = Timeouts(_SILENCE_SECONDS, _CONNECT_SECONDS)
 _COUNT = Timeouts(_COUNT_SECONDS, _CONNECT_SECONDS)
-# It waits for its store's files.
+# A purge waits for the store's files.
 _PURGE = Timeouts(_PURGE_SECONDS, _CONNECT_SECONDS)
 
 _encode = msgspec.json.Encoder().encode
@@ -144,20 +144,20 @@ class Engine:
         self.status: EngineStatus = "starting"
         self.readiness: dict[str, object] = {}
         self.failure = ""
-        """Why it ended, by its own last words; empty while it did not say so."""
+        """Why it failed, as it last reported; empty where it reported no failure."""
         self.description: Description | None = None
         self.last_description: Description | None = None
-        """What the engine said of itself last, whether it was taken or not."""
+        """The engine's last description, whether it was admitted or not."""
         self.notes: list[str] = []
         self.fault: EngineFailed | None = None
-        """What is wrong with the last poll's answer; None if it was an engine's, or none came."""
+        """What is wrong with the last poll's answer; None if it was sound or none came."""
         # A draining engine gets no new turns.
         self.is_draining = False
         self._down_seconds = down_seconds
         self._unsure_since: float | None = None
-        # When a poll found it ready last.
+        # When a poll last found it ready.
         self.answered_at = -math.inf
-        # When a poll got any answer last.
+        # When a poll last got any answer.
         self.heard_at: float | None = None
         self.last_stats: Stats | None = None
         self.epochs = EpochsSeen()
@@ -165,7 +165,7 @@ class Engine:
         self._admit = admit or (lambda description: Admitted(description, []))
         self._purges = purges
         self.purge_refusal = ""
-        """Why it refuses a purge that it still has to do; empty where it does not."""
+        """Why it refuses a pending purge; empty where it refuses none."""
         self._purge_again_at = -math.inf
         # The waits of turns for the engine to accept them.
         self._waits: set[asyncio.Timeout] = set()
@@ -187,15 +187,17 @@ class Engine:
 
     @property
     def is_isolated(self) -> bool:
-        """Whether it promises to keep workspaces apart. One that tells of no promises does."""
+        """Whether it promises to keep workspaces apart. An engine that reports no promises does."""
         return self.why_not_isolated is None
 
     @property
     def why_not_isolated(self) -> str | None:
-        """None: it keeps workspaces apart."""
+        """Why it does not keep workspaces apart; None where it does."""
         promises = self.description.guarantees if self.description else []
-        broken = (p.note for p in promises if p.name == "isolation" and not p.is_kept)
-        return next(broken, None)
+        for promise in promises:
+            if promise.name == "isolation" and not promise.is_kept:
+                return promise.note
+        return None
 
     @property
     def ttls(self) -> tuple[str, ...]:
@@ -206,8 +208,8 @@ class Engine:
         return self.description is not None and self.description.takes_releases
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Return when the engine's status line has come. Raise when the engine refuses, and
-        EngineTimeout if `give_up` says so first."""
+        """Return when the engine's status line has come. Raise the error of a refusal, and
+        EngineTimeout if `give_up` is called first."""
         sent = {SCOPE_HEADER: request.scope}
         if self.description is not None:
             sent[EPOCH_HEADER] = self.description.epoch
@@ -224,7 +226,7 @@ class Engine:
         return Generation(response, request.request_id)
 
     def give_up(self) -> None:
-        """The engine answers nothing: turns that it has not accepted need not wait for it."""
+        """End the waits of turns that the engine has not accepted, because it does not answer."""
         for wait in self._waits:
             if not wait.expired():
                 wait.reschedule(asyncio.get_running_loop().time())
@@ -271,12 +273,12 @@ class Engine:
         return bool(held)
 
     async def entries(self, scope: str | None = None, limit: int | None = None) -> list[EntryInfo]:
-        """The live entries of one scope (hexadecimal), or of all; the largest of them."""
+        """The live entries of one scope (hexadecimal), or of all; with `limit` only the largest."""
         return await self._entries({"scope": scope, "limit": limit})
 
     async def entries_after(self, scope: str, after: str, limit: int) -> list[EntryInfo]:
         """The live entries of a scope whose ids follow `after`, in the order of their ids. An
-        engine of an earlier version tells all of the scope at once."""
+        engine of an earlier version reports all entries of the scope at once."""
         filters: dict[str, object] = {"scope": scope}
         if self.takes_releases:
             filters |= {"limit": limit, "after": after}
@@ -306,12 +308,12 @@ class Engine:
         return (await self._call("POST", "/v1/drop", DropReply, body)).dropped > 0
 
     async def purge(self, scope: str | None) -> PurgeReply:
-        """Remove a scope's content, or with None everybody's, from the engine."""
+        """Remove a scope's content from the engine; with None remove all content."""
         body = _encode(PurgeRequest(scope))
         return await self._call("POST", "/v1/purge", PurgeReply, body, _PURGE)
 
     async def load_adapter(self, name: str) -> AdapterInfo:
-        """Have the adapter in the folder of this name loaded. The next poll takes in who has it."""
+        """Load the adapter in the folder of this name. The next poll sees it."""
         body = _encode(LoadRequest(name))
         return await self._call("POST", "/v1/adapters", AdapterInfo, body, _COUNT)
 
@@ -323,8 +325,11 @@ class Engine:
     async def events(
         self, epoch: str | None, after: int
     ) -> AsyncGenerator[EventFrame | SnapshotPart, None]:
-        """Follow the engine's events, behind event `after` of that epoch if the engine still has
-        those, else from a snapshot, until the engine ends them. Raise the errors of every call."""
+        """Follow the engine's events until it ends them. Raise the errors of every call.
+
+        They begin after event `after` of that epoch. If the engine no longer has those, they begin
+        with a snapshot.
+        """
         path = "/v1/events" if epoch is None else f"/v1/events?epoch={epoch}&after={after}"
         response = await self._send("GET", path, None, STREAM_TIMEOUTS)
         try:
@@ -348,17 +353,17 @@ class Engine:
         if isinstance(frame, SnapshotPart):
             await self.holdings.index.wait_turn()
 
-    # What the turns at the engine say of it.
+    # What turns report about the engine.
 
     def assign(self, turn: str, route: "Route[Engine]", *, is_batch: bool, workspace: str) -> None:
-        """A turn goes to the engine, which has to compute `to_prefill` of its tokens."""
+        """Note that a turn goes to the engine, which has to compute `to_prefill` of its tokens."""
         now = self.monotonic()
         self.load.assign(turn, route.to_prefill, now, is_batch=is_batch, workspace=workspace)
         self.breaker.sent(turn, now)
         self.holdings.expect(route.expected, now)
 
     def started(self, turn: str, started: Started, names: Sequence[str]) -> None:
-        """The turn's first frame has come. `names` are the request's, in their order."""
+        """Note that the turn's first frame has come. `names` are the request's, in their order."""
         now = self.monotonic()
         self.breaker.answered()
         self.load.started(turn, started.usage.computed_tokens, now)
@@ -366,17 +371,17 @@ class Engine:
         self.epochs.granted(started.epoch, started.leases_granted)
 
     def left(self, turn: str, route: "Route[Engine]", *, has_started: bool) -> None:
-        """The turn is over, in any way. A second call does nothing."""
+        """Note that the turn is over, however it ended. A second call does nothing."""
         self.load.ended(turn)
         self.breaker.left(turn)
         if not has_started:
             self.holdings.disappoint(route.expected)
 
-    # What polls say of it.
+    # What polls report about the engine.
 
     async def poll(self) -> None:
-        """Ask whether the engine is ready, and take in its description. After a broken connection
-        it is asked once more: the engine may only have closed an idle one."""
+        """Ask whether the engine is ready, and take in its description. After a broken connection,
+        ask once more: the engine may only have closed an idle one."""
         try:
             try:
                 await self._look()
@@ -407,7 +412,7 @@ class Engine:
             self.last_description = await self._call("GET", "/v1/describe", Description)
             new = self._take(self.last_description)
             self.kind = kind_of(new)
-            # A new epoch is another process, so all knowledge of the old one is dropped.
+            # A new epoch is another process, so all knowledge of the old process is dropped.
             if before is None or before.epoch != new.epoch:
                 self.holdings.index.has_gaps |= new.state_blocks > 0
                 if self.holdings.epoch != new.epoch:
@@ -425,20 +430,22 @@ class Engine:
             self.epochs.answered(new, self.answered_at)
         else:
             self.status = "starting"
-            self.failure = self._failure_told()
+            self.failure = self._reported_failure()
             self.epochs.missed(self.monotonic())
         self._unsure_since = None
 
-    def _failure_told(self) -> str:
-        """Why the engine failed, where its readiness says that it did."""
+    def _reported_failure(self) -> str:
+        """Why the engine failed, by its readiness report; empty where it did not."""
         if self.readiness.get("stage") != "failed":
             return ""
         return str(self.readiness.get("error") or "an error")[:_MAX_FAILURE_CHARACTERS]
 
     async def _do_pending_purges(self) -> None:
-        """Have the engine remove what it was to remove while it was away. Raise what a lost
-        connection raises: then the engine is not ready. An engine that refuses a purge gets turns,
-        and is asked again after a while."""
+        """Have the engine do the purges that were asked for while it was away.
+
+        Raise EngineLost and EngineTimeout; the engine is then not ready. An engine that refuses a
+        purge still gets turns, and is asked again after a while.
+        """
         if self._purges is None:
             return
         if not self.is_ready:
@@ -470,7 +477,7 @@ class Engine:
             )
 
     def _reset_load(self) -> None:
-        """Begin with the mean load of the ready engines that can do the same."""
+        """Set the load to the mean load of the ready engines that can do the same."""
         now = self.monotonic()
         recents = [
             peer.load.recent(now)
@@ -480,7 +487,7 @@ class Engine:
         self.load.reset(sum(recents) / max(len(recents), 1), now)
 
     def _take(self, description: Description) -> Description:
-        """The description as far as the engine's model owns its ids. Raise AnotherModel."""
+        """Admit a description, without adapters whose ids belong to others. Raise AnotherModel."""
         new, notes = self._admit(description)
         if notes != self.notes:
             for note in notes:
@@ -490,7 +497,7 @@ class Engine:
         return new
 
     def _refused(self, error: AnotherModel) -> None:
-        """It answers, and gets no turn until its model is that of its name again."""
+        """Refuse the engine: it gets no turn until its name's model is its own again."""
         reason = str(error)
         if self.fault is None or str(self.fault) != reason:
             get_logger("engine").error("engine_refused", engine=self.name, error=reason)
@@ -508,7 +515,8 @@ class Engine:
         now = self.monotonic()
         reason = str(error)
         self.epochs.missed(now)
-        since = self._unsure_since = now if self._unsure_since is None else self._unsure_since
+        since = now if self._unsure_since is None else self._unsure_since
+        self._unsure_since = since
         is_silent = isinstance(error, EngineTimeout | EngineLost)
         was_ready = self.status in ("ready", "unsure")
         if isinstance(error, CannotConnect) and error.is_refused:
@@ -531,10 +539,11 @@ class Engine:
     async def watch_load(self) -> None:
         """Learn how much the engine computed, for other gateways too."""
         try:
-            stats = self.last_stats = await self.stats()
+            stats = await self.stats()
+            self.last_stats = stats
             self.epochs.counted(stats)
         except GatewayError:
-            return  # The engine is ready but busy. The next look may have an answer.
+            return  # the engine is busy: the next call may have an answer
         if self.description is not None and stats.epoch == self.description.epoch:
             self.load.observe(stats.counters.computed_tokens, self.monotonic())
 

@@ -1,8 +1,8 @@
-"""Puts down in the ledger what engines did with their leases, and how long their steps took.
+"""Records in the ledger what engines did with their leases, and how long their steps took.
 
-What an engine holds ends with its process, and so does all that it could tell. So its counters are
-kept as they come. Which leases an engine lost is then a fact of the ledger: those of its epoch that
-were granted and whose end nobody was told (`ledger/reads/leases.py`).
+An engine's counters end with its process, so they are recorded as they come. The ledger then knows
+which leases an engine lost: those of its epoch that were granted and whose end was never reported
+(`ledger/reads/leases.py`).
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from gateway.base.logs import get_logger
 
 RECORD_SECONDS = 1.0
 HEARD_SECONDS = 15.0
-"""An engine that only goes on answering is put down so often."""
+"""The time between two reports of an engine whose counters do not change."""
 MAX_ENDED = 16
 
 
@@ -34,7 +34,7 @@ class EpochSeen:
     first_at: float
     heard_at: float
     silent_at: float | None = None
-    # Leases, as responses told them. They are ahead of `stats`.
+    # The leases that were granted, as responses reported them. They are ahead of `stats`.
     granted: int = 0
     stats: Stats | None = None
 
@@ -51,23 +51,30 @@ class EpochSeen:
 
 @dataclass(slots=True)
 class EpochsSeen:
-    """The epochs of one engine: the one that was heard last, and those before it that are not in
-    the ledger yet."""
+    """The epochs of one engine."""
 
+    # The latest one.
     now: EpochSeen | None = None
+    # Those before it that are not in the ledger yet.
     before: deque[EpochSeen] = field(default_factory=lambda: deque(maxlen=MAX_ENDED))
 
     def answered(self, about: Description, at: float) -> None:
         if self.now is None or self.now.epoch != about.epoch:
             if self.now is not None:
                 self.before.append(self.now)
-            seen = about.epoch, about.model, about.device, kind_of(about)
-            self.now = EpochSeen(*seen, first_at=at, heard_at=at)
+            self.now = EpochSeen(
+                epoch=about.epoch,
+                model=about.model,
+                device=about.device,
+                kind=kind_of(about),
+                first_at=at,
+                heard_at=at,
+            )
         self.now.heard_at = at
         self.now.silent_at = None
 
     def missed(self, at: float) -> None:
-        """The engine did not answer, or is another process that is not ready yet."""
+        """Note that the engine did not answer, or that a new process is not ready yet."""
         if self.now is not None and self.now.silent_at is None:
             self.now.silent_at = at
 
@@ -76,7 +83,7 @@ class EpochsSeen:
             self.now.stats = stats
 
     def granted(self, epoch: str, leases: int) -> None:
-        """A response told how many leases its epoch has granted."""
+        """Note how many leases an epoch has granted, by a response."""
         if self.now is not None and self.now.epoch == epoch:
             self.now.granted = max(self.now.granted, leases)
 
@@ -94,7 +101,7 @@ class EpochRecorder:
     _told: dict[str, EpochReport] = field(default_factory=dict)
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Run until stopping, and once more then; on sample data there is nothing to put down."""
+        """Run until stopping, and then once more. On sample data there is nothing to record."""
         is_last = False
         while not is_last:
             is_last = stopping.is_set()
@@ -107,7 +114,7 @@ class EpochRecorder:
             await pause(stopping, RECORD_SECONDS)
 
     async def step(self) -> None:
-        """Put down what is new."""
+        """Record what is new."""
         engines = self.engines()
         ended = [(name, seen) for name, epochs in engines for seen in epochs.before]
         reports = [self._report(name, seen) for name, seen in ended]
@@ -124,19 +131,15 @@ class EpochRecorder:
         }
 
     def _is_new(self, report: EpochReport) -> bool:
-        report_seen = self._told.get(report.engine)
-        if (
-            report_seen is None
-            or report_seen.epoch != report.epoch
-            or report_seen.counts != report.counts
-        ):
+        recorded = self._told.get(report.engine)
+        if recorded is None or recorded.epoch != report.epoch or recorded.counts != report.counts:
             return True
-        return report.heard_ms - report_seen.heard_ms >= HEARD_SECONDS * 1000
+        return report.heard_ms - recorded.heard_ms >= HEARD_SECONDS * 1000
 
     def _report(self, name: str, seen: EpochSeen) -> EpochReport:
         to_wall = self.wall().timestamp() - self.monotonic()
         stats = seen.stats
-        store = seen.stats.store if seen.stats else None
+        store = stats.store if stats else None
         return EpochReport(
             engine=name,
             epoch=seen.epoch,

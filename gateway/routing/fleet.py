@@ -39,8 +39,7 @@ MakeEngine = Callable[[str, str], Engine]
 
 
 class Fleet:
-    """The engines. `engines` is the same list for the fleet's whole life, so that others may keep
-    it."""
+    """All engines. `engines` is the same list for the fleet's whole life, so it may be shared."""
 
     def __init__(
         self,
@@ -50,8 +49,8 @@ class Fleet:
         ids: ModelIds,
         purges: PendingPurges | None = None,
     ) -> None:
-        """`engines` are written as in HOLDFAST_ENGINES. Without `purges` none is kept longer than
-        this object lives."""
+        """`engines` are written as in HOLDFAST_ENGINES. Without `purges`, pending ones are kept
+        only as long as this object lives."""
         self._make = make
         self.ids = ids
         self.purges = purges or PendingPurges(None)
@@ -67,7 +66,7 @@ class Fleet:
         return [engine for engine in self.engines if engine.status == "ready"]
 
     def model_of(self, name: str) -> str:
-        """The model of the engine with that name; empty where it has told none."""
+        """The model of the engine with that name; empty where it has not described itself."""
         for engine in self.engines:
             if engine.name == name and engine.description is not None:
                 return engine.description.model
@@ -80,8 +79,8 @@ class Fleet:
 
     @property
     def served(self) -> Served:
-        """The models and adapters of all engines, also of engines that are down. While some engine
-        has not been taken, what it may have is known by the ids."""
+        """The models and adapters of all engines, also of engines that are down. While an engine
+        has no description, the models that it may have are those with an id."""
         described = [engine.description for engine in self.engines if engine.description]
         return Served(
             list(dict.fromkeys(description.model for description in described)),
@@ -116,11 +115,11 @@ class Fleet:
 
     @property
     def answering(self) -> dict[str, str | None]:
-        """By the name of each engine, the epoch in which it answers; None while it does not."""
+        """The epoch in which each engine answers, by its name; None while it does not answer."""
         return {engine.name: engine.answers_in for engine in self.engines}
 
     async def acknowledge(self, name: str, request_ids: list[str]) -> None:
-        """Tell the engine with that name that its counts are recorded, if it can be reached."""
+        """Acknowledge counts to the engine with that name, if it can be reached."""
         for engine in self.ready:
             if engine.name == name:
                 await engine.ack(request_ids)
@@ -136,10 +135,13 @@ class Fleet:
     async def add(
         self, url: str, name: str | None = None, *, stays: bool = False, gives_id: bool = False
     ) -> Engine:
-        """Add an engine, by this name or by that of its URL. Raise InvalidRequest if it is there
-        already, by any URL, if what answers at its URL is no engine of ours, if its model has the
-        name of another one, or if the fleet is full. One of another model `stays`, refused, so that
-        it is seen. With `gives_id` the id goes over to its model."""
+        """Add an engine, under this name or that of its URL.
+
+        Raise InvalidRequest if the engine is there already (by any URL), if what answers at the URL
+        is not an engine, if its model's name belongs to another model, or if the fleet is full.
+        With `stays` an engine with another model is added as refused, so that it is seen. With
+        `gives_id` the name goes over to its model.
+        """
         if any(engine.url == url for engine in self.engines):
             raise InvalidRequest("url: this engine is there already")
         if len(self.engines) >= MAX_ENGINES:
@@ -204,7 +206,7 @@ class Fleet:
     async def _poll(self, engine: Engine, stopping: asyncio.Event) -> None:
         while not stopping.is_set():
             num_away = len(self.engines) - len(self.ready)
-            # One that comes gets its first turn soon.
+            # An engine that is away is polled more often, so that it gets its first turn soon.
             soon = _SOON_SECONDS + num_away / _POLLS_A_SECOND
             is_steady = engine.status in ("ready", "refused")
             await pause(stopping, _POLL_SECONDS if is_steady else min(_POLL_SECONDS, soon))
@@ -230,12 +232,12 @@ class Fleet:
             seconds = longer if engine.is_ready else _FIRST_RETRY_SECONDS
 
     async def _take_events(self, engine: Engine) -> bool:
-        """Take in the engine's events until the connection ends or an event is missing; return
-        whether there were any."""
+        """Take in the engine's events until the connection ends or an event is missing. Return
+        whether any came."""
         holdings = engine.holdings
         has_heard = False
         try:
-            # A connection begins behind the last event that was taken in.
+            # A connection begins after the last event that was taken in.
             async with aclosing(engine.events(holdings.epoch, holdings.seq)) as frames:
                 async for frame in frames:
                     if not holdings.apply(frame, engine.monotonic()):

@@ -1,13 +1,14 @@
 """The prefix index: which engines hold which prefixes, by name, from events and receipts.
 
-A name here is a hint for routing: a wrong one can lose a hit and can never make one. A name stands
-here once, with all its holders, and the index is bounded as a whole. Where it is full, names that
-few engines hold, that no lease holds, and that stand early in their prompts are forgotten first.
-`Holdings` are one engine's part of it, in one epoch. Pure: time and frames are handed in.
+A name here is a hint for routing: a wrong one can lose a hit, and can never make a wrong one. Each
+name is here once, with all its holders. The index is bounded as a whole. When it is full, it first
+forgets names that few engines hold, that no lease holds, and that stand early in their prompts.
+`Holdings` are one engine's part of the index, in one epoch. Pure: time and frames are handed in.
 
-What an engine holds up to a name it holds up to every name before it. So the depth is searched by
-bisection. It is not so near a prompt's end, since the deepest names are kept longest, nor where an
-engine holds entries alone (a recurrent state): there every name is looked at.
+An engine that holds a prefix up to a name holds it up to every name before it. So the depth is
+searched by bisection. There are two exceptions, where every name is looked at: near a prompt's end,
+because the deepest names are kept longest, and where an engine holds entries without what stands
+before them (a recurrent state).
 """
 
 import asyncio
@@ -36,15 +37,15 @@ BYTES_PER_NAME = 160
 """The most memory of one name: 88 bytes were measured, 78 more where many engines hold it."""
 INDEX_BYTES = 640 << 20
 EXPECTED_SECONDS = 30.0
-"""The longest time for which a sent prefix, or a receipt's, counts before the engine's event: half
-of it at least."""
+"""The longest time for which a sent prefix, or a receipt's, counts without the engine's event. The
+shortest time is half of it."""
 STALE_SECONDS = 20.0
 """Four missing heartbeats. After them the engine's last known holdings no longer count."""
 WHOLE_BYTES = 64 * 1024
-"""A shorter line is read at once."""
+"""A line up to this size is read at once."""
 PART_BYTES = 32 * 1024
 NEAR_NAMES = 32
-"""The names before a prompt's end that are all looked at: the look-back of a marker, and some."""
+"""How many names before a prompt's end are all looked at: a marker's look-back and some more."""
 _MAX_EXPECTED = 1_000_000
 _MAX_SHARDS = 1024
 _NAMES_A_SHARD = 64
@@ -52,9 +53,9 @@ _MAX_SHARED = 1 << 16
 _MAX_SPLITS = 64
 _MAX_KNOWN = 1 << 13
 
-# A name's holders are one integer: a byte for its depth, then a field of bits for each thing that
-# can be said of an engine. Integers are not looked through by the garbage collector, and names with
-# the same holders share one.
+# A name's holders are one integer: a byte for its depth, then four fields with a bit for each
+# engine's slot. The garbage collector does not traverse integers, and names with the same holders
+# share one.
 _SLOTS = 512
 _EVERY = (1 << _SLOTS) - 1
 _DEPTH = 0xFF
@@ -69,7 +70,7 @@ _chain = msgspec.json.Decoder(ChainHeld)
 
 
 class _Snapshot(msgspec.Struct, frozen=True, tag="snapshot"):
-    """As the protocol's, with chains that are not read yet."""
+    """The protocol's snapshot, with chains that are not decoded yet."""
 
     seq: int
     epoch: str
@@ -80,23 +81,25 @@ _snapshot = msgspec.json.Decoder(_Snapshot)
 
 
 class SnapshotPart(NamedTuple):
-    """Some chains of a snapshot. Only the last part has `seq`: the snapshot is complete with it."""
+    """Some chains of a snapshot."""
 
     epoch: str
     chains: list[ChainHeld]
     is_first: bool
+    # The number of the snapshot's event; None before the last part.
     seq: int | None
 
 
 class Copied(NamedTuple):
-    """A document of a prompt: what is read of it where its name is held, as sizes of the prompt."""
+    """A document of a prompt, by what is read of it where its name is held."""
 
     digest: str
+    # Where that begins and ends, as sizes of the prompt.
     start: int
     end: int
 
     def behind(self, prefix: int) -> int:
-        """How much of it is not in a prefix of this size."""
+        """How much of it is behind a prefix of this size."""
         return max(self.end - max(self.start, prefix), 0)
 
 
@@ -104,18 +107,18 @@ class Ends(NamedTuple):
     """The named prefixes of a prompt, shallowest first. All sizes are in one unit."""
 
     digests: Sequence[str]
-    # How long each prefix is.
+    # The length of each prefix.
     lengths: Sequence[int]
     # The size of one unit of length.
     rate: float = 1.0
-    # They stand anywhere.
+    # The documents, which may stand anywhere in the prompt.
     documents: Sequence[Copied] = ()
 
     def size(self, index: int) -> int:
         return ceil(self.lengths[index] * self.rate)
 
     def first_above(self, size: int) -> int:
-        """The first prefix that is larger, the number of all where none is."""
+        """The index of the first prefix that is larger; the number of prefixes where none is."""
         return bisect_right(range(len(self.digests)), size, key=self.size)
 
     @property
@@ -127,17 +130,17 @@ class Ends(NamedTuple):
 class Coverage(NamedTuple):
     """How much of a prompt an engine holds, in the unit of its `Ends`."""
 
-    # In device memory.
+    # What is in device memory.
     device: int = 0
-    # In host memory, from where it must be copied back.
+    # What is in host memory, from where it must be copied back.
     host: int = 0
     # The part of all tiers that a lease holds.
     leased: int = 0
-    # In the store, from where it must be read.
+    # What is in the store, from where it must be read.
     disk: int = 0
-    # The part of all tiers that is of documents behind the prefix.
+    # The part of all tiers that belongs to documents behind the prefix.
     copied: int = 0
-    # The bits of the documents that are held, by their numbers.
+    # A bit for each document that is held, by its number.
     documents: int = 0
 
     @property
@@ -151,7 +154,7 @@ class Coverage(NamedTuple):
     def joined(
         self, ends: "Ends", numbers: Sequence[int], tier: Tier, *, is_leased: bool
     ) -> "Coverage":
-        """With the documents of these numbers too, which are in this tier."""
+        """This coverage and the documents of these numbers, which are in this tier."""
         size = sum(ends.documents[number].behind(self.prefix) for number in numbers)
         return self._replace(
             **{tier: getattr(self, tier) + size},
@@ -169,8 +172,11 @@ NOTHING = Coverage()
 
 
 class PrefixIndex:
-    """What all engines hold: at most `max_bytes`, at BYTES_PER_NAME a name. `forgot` is told how
-    many names were forgotten. `has_gaps`: an engine holds entries alone."""
+    """What all engines hold, in at most `max_bytes`, at BYTES_PER_NAME a name.
+
+    `forgot` is called with the number of names that were forgotten. `has_gaps` says that an engine
+    holds entries without what stands before them.
+    """
 
     def __init__(
         self, max_bytes: int = INDEX_BYTES, forgot: Callable[[int], object] = lambda _: None
@@ -180,20 +186,24 @@ class PrefixIndex:
         self.has_gaps = False
         self._snapshot_part = asyncio.Lock()
         self._forgot = forgot
-        # Many small dictionaries: none takes long to grow, to be thinned or to be swept.
-        num = 1
-        while num < _MAX_SHARDS and self.max_names // (2 * num) >= _NAMES_A_SHARD:
-            num *= 2
-        self._shards: list[dict[int, int]] = [{} for _ in range(num)]
-        self._last_shard = num - 1
-        self._shard_names = max(self.max_names // num, 1)
+        # Many small dictionaries, so that none takes long to grow, to be thinned or to be swept.
+        num_shards = 1
+        while num_shards < _MAX_SHARDS and self.max_names // (2 * num_shards) >= _NAMES_A_SHARD:
+            num_shards *= 2
+        self._shards: list[dict[int, int]] = [{} for _ in range(num_shards)]
+        self._last_shard = num_shards - 1
+        self._shard_names = max(self.max_names // num_shards, 1)
+        # One integer for each set of holders, which all names with these holders use.
         self._shared: dict[int, int] = {}
-        # Sent prefixes, and those of before: names and the engines that may hold them.
+        # The names of sent prefixes and the engines that may hold them: the young ones, then the
+        # old ones.
         self._expected: list[dict[int, int]] = [{}, {}]
         self._expected_at = 0.0
+        # How many names each slot holds, and how many of its names were forgotten.
         self.names = [0] * _SLOTS
         self.forgotten = [0] * _SLOTS
         self._free = deque(range(_SLOTS))
+        # The bits of slots whose engines are gone, and how many shards still have them.
         self._dead = 0
         self._to_sweep = 0
 
@@ -201,24 +211,24 @@ class PrefixIndex:
         return sum(map(len, self._shards))
 
     async def wait_turn(self) -> None:
-        """Between two parts of a long snapshot: of all engines' one is taken in at a time, and the
-        loop goes round before the next."""
+        """Wait between two parts of a long snapshot. Of all engines one part is taken in at a time,
+        and the event loop runs once before the next."""
         async with self._snapshot_part:
             await asyncio.sleep(0)
 
     def take_slot(self) -> int:
-        """A number for one epoch of one engine."""
+        """Take a slot: a number for one epoch of one engine."""
         while self._to_sweep and not self._free:
             self.sweep()
         return self._free.popleft()
 
     def leave_slot(self, slot: int) -> None:
-        """Nothing of it counts from now on. Its names go bit by bit (`sweep`)."""
+        """Let nothing of a slot count from now on. Its names are removed bit by bit (`sweep`)."""
         self._dead |= 1 << slot
         self._to_sweep = len(self._shards)
 
     def sweep(self) -> None:
-        """Take engines that are gone out of some more names, if there are any."""
+        """Remove engines that are gone from the names of one more shard, if any has them."""
         if not self._to_sweep:
             return
         self._to_sweep -= 1
@@ -232,12 +242,13 @@ class PrefixIndex:
                 del shard[key]
         if not self._to_sweep:
             for slot in _slots_of(self._dead):
-                self.names[slot] = self.forgotten[slot] = 0
+                self.names[slot] = 0
+                self.forgotten[slot] = 0
                 self._free.append(slot)
             self._dead = 0
 
     def hold(self, slot: int, chain: ChainHeld) -> None:
-        """An engine holds these names."""
+        """Note that an engine holds these names."""
         here = 1 << _FIELDS[chain.tier] + slot
         # A lease ends by an event of its own, or with the name.
         slot_bits = _OF_SLOT << slot
@@ -253,12 +264,13 @@ class PrefixIndex:
         for index, name in enumerate(chain.names):
             key = hash(name.digest)
             shard = shards[key & last]
-            # What was told last stands last.
+            # The names that were reported last stand last.
             before = shard.pop(key, 0)
             depth = name.tokens // _DEPTH_TOKENS
             if not 0 <= depth <= _DEPTH:
                 depth = _DEPTH if depth > 0 else 0
-            bits = before & kept | (leased if index < chain.num_leased else here) | depth
+            holder = leased if index < chain.num_leased else here
+            bits = before & kept | holder | depth
             shard[key] = shared.setdefault(bits, bits)
             if not before & slot_bits:
                 names[slot] += 1
@@ -266,7 +278,8 @@ class PrefixIndex:
                     self._thin(shard)
 
     def lose(self, slot: int, digests: Sequence[str], lost: int = _OF_SLOT) -> None:
-        """An engine holds these names no longer; or, where `lost` says so, not by a lease."""
+        """Note that an engine no longer holds these names. `lost` are the fields that it loses, for
+        example only the lease."""
         gone = lost << slot
         for digest in digests:
             key = hash(digest)
@@ -283,7 +296,7 @@ class PrefixIndex:
                 del shard[key]
 
     def expect(self, slot: int, digests: Sequence[str], now: float) -> None:
-        """An engine will hold these names. Later requests may count on them."""
+        """Note that an engine will hold these names, so that later requests may count on them."""
         if now - self._expected_at > EXPECTED_SECONDS / 2 or len(self._expected[0]) > _MAX_EXPECTED:
             is_late = now - self._expected_at > EXPECTED_SECONDS
             self._expected = [{}, {} if is_late else self._expected[0]]
@@ -300,7 +313,8 @@ class PrefixIndex:
                     names[key] &= ~(1 << _DEVICE + slot)
 
     def cover(self, ends: Ends, now: float) -> dict[int, Coverage]:
-        """How much of a prompt each engine holds, by slot; nothing where it stands not here."""
+        """How much of a prompt each engine holds, by slot. An engine that holds nothing is left
+        out."""
         shards = self._shards
         last = self._last_shard
         age = now - self._expected_at
@@ -323,8 +337,9 @@ class PrefixIndex:
     def _cover_documents(
         self, ends: Ends, at: Callable[[str], int], covered: dict[int, Coverage]
     ) -> None:
-        """Add to what is covered the documents that engines hold, each in its fastest tier."""
-        # Documents with the same holders are taken together, and engines that hold as much.
+        """Add the documents that engines hold to what is covered, each in its fastest tier."""
+        # Documents with the same holders are handled together, and so are engines with the same
+        # coverage.
         alike = dict[int, list[int]]()
         for number, document in enumerate(ends.documents):
             holders_bits = at(document.digest) & ~_DEPTH & ~(self._dead * _OF_SLOT)
@@ -343,7 +358,7 @@ class PrefixIndex:
         levels: dict[int, list[tuple[int, int]]] = {_DEVICE: [], _LEASED: [], _HOST: [], _DISK: []}
         unseen = ~_DEPTH & ~(self._dead * _OF_SLOT)
         digests = ends.digests
-        # The places at which holders change, with the holders up to there.
+        # The holders at the looked-at names, by index. Between two of them holders do not change.
         near = 0 if self.has_gaps else max(len(digests) - NEAR_NAMES, 0)
         probed = {index: at(digests[index]) for index in range(len(digests) - 1, near - 1, -1)}
         spans = [(0, near)] if near else []
@@ -368,7 +383,7 @@ class PrefixIndex:
         device, leased, host, disk = levels.values()
         covered = dict[int, Coverage]()
         if not (host or disk) and len(device) * len(leased) <= _MAX_SPLITS:
-            # Most engines hold as much as others: they are taken together.
+            # Most engines hold as much as others, so these are handled together.
             for bits, on in device:
                 for others, size in leased:
                     both = bits & others
@@ -390,14 +405,14 @@ class PrefixIndex:
         return covered
 
     def _thin(self, shard: dict[int, int]) -> None:
-        """Forget a third of a full shard: of equals those that were told first."""
+        """Forget the least worthy third of a full shard; among equals those reported first."""
         keys = list(shard)
         values = list(shard.values())
         unpacked = list(map(_known, values))
         worths = [worth for worth, _ in unpacked]
         order = sorted(range(len(keys)), key=worths.__getitem__)
         gone = order[: len(keys) // 3 + 1]
-        # A dictionary of which much was deleted would keep its size.
+        # The shard is filled anew, because a dictionary keeps its size when items are deleted.
         shard.clear()
         for place in order[len(gone) :]:
             shard[keys[place]] = values[place]
@@ -431,7 +446,7 @@ def _join(
 
 @lru_cache(_MAX_KNOWN)
 def _known(bits: int) -> tuple[int, list[int]]:
-    """What a name with these holders is worth, and the slots of those."""
+    """The worth of a name with these holders, and the holders' slots."""
     num_holders = min((bits >> 8).bit_count(), 8)
     worth = (bool(bits & _ANY_LEASE) << 16) + num_holders * (bits & _DEPTH)
     return worth, _slots_of((bits >> _DEVICE | bits >> _HOST | bits >> _DISK) & _EVERY)
@@ -461,8 +476,8 @@ class Holdings:
         return self.index.forgotten[self.slot]
 
     def apply(self, frame: EventFrame | SnapshotPart, now: float) -> bool:
-        """Take one frame in. Return False if an event before it is missing: then ask for a
-        replay."""
+        """Take one frame in. Return False if an event before it is missing, so that a replay must
+        be asked for."""
         self.heard_at = now
         self.index.sweep()
         match frame:
@@ -492,21 +507,21 @@ class Holdings:
         return True
 
     def forget(self) -> None:
-        """Forget everything: the process is gone, or its last event is too old."""
+        """Forget everything, because the process is gone or its last event is too old."""
         self._restart(None)
         self.heard_at = -math.inf
 
     def is_stale(self, now: float) -> bool:
         return now - self.heard_at > STALE_SECONDS
 
-    # What we know before the engine says it.
+    # What is known before the engine reports it.
 
     def expect(self, digests: Sequence[str], now: float) -> None:
-        """A prompt was sent to the engine."""
+        """Note that a prompt with these names was sent to the engine."""
         self.index.expect(self.slot, digests, now)
 
     def disappoint(self, digests: Sequence[str]) -> None:
-        """The expected prompt did not reach the engine."""
+        """Note that an expected prompt did not reach the engine."""
         self.index.disappoint(self.slot, digests)
 
     def learn(self, started: Started, digests: Sequence[str], now: float) -> None:
@@ -514,7 +529,7 @@ class Holdings:
         self.index.expect(self.slot, digests[: started.receipt.num_held], now)
 
     def hold(self, chains: Sequence[ChainHeld]) -> None:
-        """Take in the answer to a question which of some names the engine holds."""
+        """Take in chains that the engine holds, from a snapshot or from an answer about names."""
         for chain in chains:
             self.index.hold(self.slot, chain)
 

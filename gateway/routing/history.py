@@ -25,12 +25,13 @@ MAX_POINTS = 120
 
 @dataclass(slots=True)
 class _Sums:
-    """One engine, or all together, in one minute: sums of blocks over all looks, and the most
-    requests of a look."""
+    """One minute of one engine, or of all together."""
 
+    # Sums of blocks over all samples.
     total: int = 0
     active: int = 0
     leased: int = 0
+    # The most requests of a sample.
     running: int = 0
     waiting: int = 0
 
@@ -66,17 +67,21 @@ class LoadHistory:
                 self.minutes.popleft()
         now = self.minutes[-1]
         now.queued = max(now.queued, self.num_queued())
-        newest = {e.name: e.last_stats for e in self.engines if e.is_ready and e.last_stats}
-        looks: dict[str | None, list[Stats]] = {name: [stats] for name, stats in newest.items()}
+        newest = {
+            engine.name: engine.last_stats
+            for engine in self.engines
+            if engine.is_ready and engine.last_stats
+        }
+        samples: dict[str | None, list[Stats]] = {name: [stats] for name, stats in newest.items()}
         if newest:
-            looks[None] = list(newest.values())
-        for name, of in looks.items():
+            samples[None] = list(newest.values())
+        for name, sample in samples.items():
             sums = now.sums.setdefault(name, _Sums())
-            sums.total += sum(stats.blocks.total for stats in of)
-            sums.active += sum(stats.blocks.active for stats in of)
-            sums.leased += sum(stats.blocks.leased for stats in of)
-            sums.running = max(sums.running, sum(stats.running for stats in of))
-            sums.waiting = max(sums.waiting, sum(stats.waiting for stats in of))
+            sums.total += sum(stats.blocks.total for stats in sample)
+            sums.active += sum(stats.blocks.active for stats in sample)
+            sums.leased += sum(stats.blocks.leased for stats in sample)
+            sums.running = max(sums.running, sum(stats.running for stats in sample))
+            sums.waiting = max(sums.waiting, sum(stats.waiting for stats in sample))
 
     def between(self, since_ms: int, until_ms: int, engine: str | None) -> list[LoadPoint]:
         """At most MAX_POINTS points and one, of one engine or of all together, in order of time."""
@@ -89,8 +94,8 @@ class LoadHistory:
         points = []
         for start_ms, part in sorted(parts.items()):
             samples = [minute.sums[engine] for minute in part if engine in minute.sums]
-            total = sum(s.total for s in samples)
-            leased = sum(s.leased for s in samples)
+            total = sum(sums.total for sums in samples)
+            leased = sum(sums.leased for sums in samples)
             used = leased + sum(sums.active for sums in samples)
             points.append(
                 LoadPoint(

@@ -1,12 +1,13 @@
 """Which model each id belongs to: the one that first served it, until an operator says otherwise.
 
-Two engines of one name have the same model if nothing differs that both of them say of it (digests
-of weights, chat template and vocabulary; what the server says in front of which an engine stands),
-and if their full names agree or their weights are known to be equal. What only one of them says is
-no difference: it is remembered, and compared with whoever comes later.
+Two engines whose models have one name have the same model under two conditions. First, no fact
+differs that both of them report: the digests of weights, chat template and vocabulary, and the
+model of the server behind an engine. Second, their full names agree or their weights are known to
+be equal. A fact that only one of them reports is no difference. It is remembered, and compared with
+engines that come later.
 
-Pure but for the table, which `run` reads and writes: `admit` never waits. Until the table was read
-once, engines are taken as they come, and the table decides when it was read.
+Pure but for the table, which `run` reads and writes: `admit` never waits. Before the table is read
+for the first time, engines are admitted as they come. Then the table decides.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from gateway.structs.fleet import OwnedId
 DEFAULT_ID = "*"
 """Stands for the ids that name no model: aliases without an `engine_model`, and `claude-*`."""
 READ_SECONDS = 5.0
-"""What another gateway's operator changed is seen here so soon."""
+"""The longest time until a change at another gateway is seen here."""
 _SAVE_SECONDS = 0.25
 _NAME_CHARACTERS = 256
 _SHOWN_DIGITS = 12
@@ -49,11 +50,11 @@ class Table(Protocol):
 
 
 class Admitted(NamedTuple):
-    """What of an engine is used."""
+    """The part of an engine's description that is used."""
 
-    # Without adapters whose ids belong to other ones.
+    # Without adapters whose ids belong to others.
     description: Description
-    # What was left out, and why.
+    # Which adapters were left out, and why.
     notes: list[str]
 
 
@@ -61,8 +62,8 @@ class ModelIds:
     def __init__(
         self, table: Table | None, wall: Callable[[], datetime], *, has_default: bool = True
     ) -> None:
-        """Without a table, what engines say is known as long as this object lives. `has_default`:
-        some id means the model that was served first."""
+        """Without a table, ids are known only as long as this object lives. With `has_default` an
+        id stands for the model that was served first."""
         self._table = table
         self._has_default = has_default
         self._wall = wall
@@ -74,7 +75,7 @@ class ModelIds:
 
     @property
     def default(self) -> str | None:
-        """The name of the model that ids without one of their own mean; None before the first."""
+        """The name of the model that ids without a model mean; None before the first engine."""
         entry = self.known.get(DEFAULT_ID)
         return None if entry is None else entry.engine_model
 
@@ -84,7 +85,7 @@ class ModelIds:
         return [id_ for id_, entry in self.known.items() if _is_model(entry)]
 
     def admit(self, description: Description) -> Admitted:
-        """Give ids that nobody has to an engine's model and adapters. Raise AnotherModel where its
+        """Give unowned ids to an engine's model and adapters. Raise AnotherModel where the model's
         name belongs to another model."""
         model_id = id_of(description.model)
         owner = self.known.get(model_id)
@@ -124,8 +125,8 @@ class ModelIds:
         return Admitted(msgspec.structs.replace(description, adapters=adapters), notes)
 
     async def give_model(self, description: Description, *, is_default: bool = False) -> None:
-        """The id of this engine's model, and those of its adapters, are its from now on. With
-        `is_default` also ids that name no model mean it. Raise the errors of the table."""
+        """Give this engine's model its id, and its adapters theirs, whoever had them. With
+        `is_default` ids that name no model mean it too. Raise the errors of the table."""
         model_id = id_of(description.model)
         now = self._wall()
         before = [id_ for id_ in self.known if id_ == model_id or id_.startswith(f"{model_id}:")]
@@ -142,14 +143,14 @@ class ModelIds:
         await self._replace(before, owned)
 
     async def give_adapter(self, model: str, info: AdapterInfo) -> None:
-        """The id of an adapter that an operator loaded is its from now on. Raise the errors of the
+        """Give an adapter that an operator loaded its id, whoever had it. Raise the errors of the
         table."""
         adapter_id = adapter_id_of(model, info.name)
         weights = ModelIdentity(weights=info.digest)
         await self._replace([], [self._owned(adapter_id, model, weights, self._wall())])
 
     async def refresh(self) -> None:
-        """Save what is new, and take in what the table has: it decides. Raise its errors."""
+        """Save what is new, then take in the table, which decides. Raise its errors."""
         if self._table is None:
             return
         async with self._changing:
@@ -190,7 +191,7 @@ class ModelIds:
         self._log.info("model_id_given", id=id_, model=entry.engine_model)
 
     def _learn(self, owner: OwnedId, identity: ModelIdentity) -> None:
-        """Remember what nobody had said of this model."""
+        """Remember facts of this model that no engine had reported before."""
         whole = united(owner.identity, identity)
         if whole == owner.identity:
             return
@@ -231,7 +232,7 @@ def _is_model(entry: OwnedId) -> bool:
 
 
 def differences_of(owner: OwnedId, description: Description) -> list[str]:
-    """What says that an engine's model is not the owner of an id of the same last part."""
+    """The facts by which an engine's model is not the owner of the id of its name's last part."""
     differences = list[str]()
     for fact, words in _FACTS.items():
         ours = getattr(owner.identity, fact)
@@ -239,12 +240,10 @@ def differences_of(owner: OwnedId, description: Description) -> list[str]:
         if ours and theirs and ours != theirs:
             cut = None if fact == "server" else _SHOWN_DIGITS
             differences.append(f"its {words} is {theirs[:cut]}, not {ours[:cut]}")
-    is_known = bool(owner.identity.weights and description.identity.weights)
-    if (
-        not differences
-        and not is_known
-        and not _have_one_name(owner.engine_model, description.model)
-    ):
+    if differences:
+        return differences
+    are_weights_known = bool(owner.identity.weights and description.identity.weights)
+    if not are_weights_known and not _have_one_name(owner.engine_model, description.model):
         differences.append(
             f"its full name is {description.model[:128]}, not {owner.engine_model[:128]}"
         )
@@ -252,12 +251,12 @@ def differences_of(owner: OwnedId, description: Description) -> list[str]:
 
 
 def _have_one_name(name: str, other: str) -> bool:
-    """Whether they are equal, or one says no more than the last part of the other."""
+    """Whether the names are equal, or one is the last part of the other."""
     return name == other or base_name(name) == other or base_name(other) == name
 
 
 def united(known: ModelIdentity, identity: ModelIdentity) -> ModelIdentity:
-    """What either says; `known` where both do."""
+    """The facts of both identities. A fact of `known` comes first."""
     return ModelIdentity(
         **{fact: getattr(known, fact) or getattr(identity, fact) for fact in _FACTS}
     )

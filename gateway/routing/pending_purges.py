@@ -1,10 +1,10 @@
 """Purges that engines still have to do, because they were away when an operator asked for them.
 
-An engine that comes back does them before it gets turns: its store and its host's memory may have
-what was to be purged. All gateways of one database know the purges, and whichever sees the engine
-first has it do them. A purge that two of them ask for removes the same as one.
+An engine that comes back does them before it gets turns, since its store and its host's memory may
+have the content. All gateways of one database know the purges. The gateway that sees the engine
+first has it do them. A purge that two gateways ask for removes the same as one.
 
-While the database does not answer, a gateway goes by what it read last.
+While the database does not answer, a gateway uses what it read last.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from gateway.base.logs import get_logger
 from gateway.structs.fleet import PendingPurge
 
 LOOK_SECONDS = 2.0
-"""An engine that comes back waits no longer for the database."""
+"""The longest time that an engine that comes back waits for the database."""
 FRESH_SECONDS = 0.2
-"""Engines that come back together go by one read."""
+"""A read of the table counts for this long, so that engines that come back together share it."""
 READ_SECONDS = 5.0
-"""So soon a purge is known here that another gateway could not have done."""
+"""The longest time until a purge that another gateway keeps is known here."""
 
 
 class Table(Protocol):
@@ -44,7 +44,7 @@ class PendingPurges:
         self._looking = asyncio.Lock()
 
     def of(self, engine: str) -> Sequence[PendingPurge]:
-        """What the engine still has to purge, the oldest first."""
+        """The purges that the engine still has to do, the oldest first."""
         return [purge for purge in self._purges if purge.engine == engine]
 
     async def add(self, purge: PendingPurge) -> None:
@@ -56,8 +56,8 @@ class PendingPurges:
         self._purges = [*others, purge]
 
     async def done(self, purge: PendingPurge) -> None:
-        """An engine has done a purge. Where the database does not answer, the purge comes back
-        from there, and the engine does it once more: what the workspace cached since is lost."""
+        """Remove a purge that an engine has done. If the database does not answer, the purge comes
+        back from there and the engine repeats it. Then what the workspace cached since is lost."""
         self._purges = [entry for entry in self._purges if entry != purge]
         if self._table is None:
             return
@@ -72,8 +72,8 @@ class PendingPurges:
             self._purges = await self._table.all()
 
     async def look(self) -> None:
-        """Take in what the table has, if that was not done a moment ago. What is known stays where
-        the table does not answer soon."""
+        """Take in what the table has, unless it was read a moment ago. What is known stays if the
+        table does not answer soon."""
         loop = asyncio.get_running_loop()
         async with self._looking:
             if loop.time() - self._looked_at < FRESH_SECONDS:

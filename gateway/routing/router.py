@@ -2,14 +2,14 @@
 
 The formula stands in `place`. *Waiting prefill* belongs to turns that were sent to the engine and
 have no answer yet. *Recent load* is the prefill that the engine was given lately, fading with
-`fade_seconds`: it spreads conversations before queues form. Content without a lease may be gone
+`fade_seconds`. It spreads conversations before queues form. Content without a lease may be gone
 when the prompt arrives, so it counts a little less. Engines whose costs are within TIE of each
-other are equally good; among them rendezvous hashing decides, over the first prefix that no engine
-holds, as on every gateway.
+other are equally good. Rendezvous hashing over the first prefix that no engine holds decides among
+them, and decides the same on every gateway.
 
-A long prompt that nobody holds delays every answer that runs beside its prefill. An engine with the
-role `prefill` has no answers beside it: it writes what the prompt's breakpoints mark to the store
-that the engines share, and the answering engine reads that (`prefill_elsewhere`).
+The prefill of a long prompt that no engine holds delays every answer that runs beside it. An engine
+with the role `prefill` runs no answers. It writes what the prompt's breakpoints mark to the store
+that the engines share, and the answering engine reads it there (`prefill_elsewhere`).
 """
 
 import math
@@ -36,41 +36,43 @@ DECODE_TOKENS = 16.0
 TIE = 0.02
 """A share of the prompt. Costs that differ by less are equal."""
 MIN_TOKENS = 2048
-"""A shorter prefill is not worth two requests."""
+"""A prefill with fewer tokens is not worth two requests."""
 MIN_ASKED_TOKENS = 512
-"""Nobody is asked for less."""
+"""Engines are not asked for fewer tokens than these."""
 NUM_LIKELY = 4
 """How many engines are asked for a prefix that the index may have forgotten."""
 HAND_OVER_TOKENS = 512.0
 """The cost of writing to the store, telling it and a second request, in tokens of prefill."""
-# The assumed rate of a model that has not answered yet: 4 bytes a token, weighted as so many
-# tokens.
+# The assumed rate of a model that has not answered yet is 4 bytes a token. It weighs as much as a
+# prompt of this many tokens.
 _FIRST_TOKENS = 1024.0
 _FIRST_BYTES = 4096.0
 _FADING = 0.98
+"""Each answered prompt multiplies the sums of the prompts before it by this."""
 _WISHES: frozenset[tuple[Api, str]] = frozenset({("responses", "logprobs"), ("gemini", "top_k")})
 """Fields of the sampling that an engine may ignore, by API. Gemini's clients send `top_k` by
 themselves."""
-"""With each answered prompt the sums of those before are multiplied by this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
     """The weights of the cost, in computed tokens (`place`)."""
 
-    # Of a token of waiting prefill.
+    # The cost of a token of waiting prefill.
     queue_weight: float = 0.1
-    # Of a token of recent load above the fair one.
+    # The cost of a token of recent load above the fair load.
     load_weight: float = 0.5
-    # The fair load is the engines' mean and this share of it, or and so many tokens.
+    # The fair load is the engines' mean load, plus this share of it or this number of tokens,
+    # whichever is larger.
     load_band: float = 0.05
     band_tokens: int = 2048
-    # Of a token that is copied from host memory, and of one that is read from a store.
+    # The cost of a token that is copied from host memory.
     host_cost: float = 0.1
+    # The cost of a token that is read from a store.
     disk_cost: float = 0.3
-    # What a token of prefill costs each answer that runs beside it.
+    # The cost of a token of prefill for each answer that runs beside it.
     delay_cost: float = 0.25
-    # In which time recent load fades to 1/e.
+    # The time in which recent load fades to 1/e.
     fade_seconds: float = 600.0
 
 
@@ -85,22 +87,26 @@ class Load:
         self.num_waiting_tokens = 0
         self._decoding: set[str] = set()
         self.num_decoding = 0
-        # Rows of batches.
+        # The turns that are rows of batches.
         self._rows: set[str] = set()
-        # Of turns that wait for their first token, and are no rows.
+        # The workspace of each other turn that waits for its first token, by turn.
         self._workspace_of: dict[str, str] = {}
+        # How many such turns each workspace has.
         self._unanswered: Counter[str] = Counter()
-        # Whether turns that are no rows were there at the last look, and when they were there last.
+        # Whether the engine had turns other than rows at the last call of `seconds_without_turns`,
+        # and when it last had some.
         self._had_turns = False
         self._had_turns_at = -inf
-        # Tokens that the engine computed for other gateways, and for this one.
+        # The tokens that the engine computed for other gateways, and for this one.
         self._others_computed: int | None = None
         self._our_computed = 0
 
     def recent(self, now: float) -> float:
         recent = self._recent
         elapsed = now - self._recent_at
-        return recent * exp(-elapsed / self._fade_seconds) if recent and elapsed > 0.0 else recent
+        if not recent or elapsed <= 0.0:
+            return recent
+        return recent * exp(-elapsed / self._fade_seconds)
 
     @property
     def num_running(self) -> int:
@@ -113,11 +119,11 @@ class Load:
 
     @property
     def num_unanswered(self) -> int:
-        """How many turns that are no rows wait for their first token."""
+        """How many turns wait for their first token, without rows of batches."""
         return sum(turn not in self._rows for turn in self._waiting)
 
     def has_unanswered(self, workspace: str) -> bool:
-        """Whether a turn of this workspace that is no row waits for its first token."""
+        """Whether a turn of this workspace, other than a row, waits for its first token."""
         return workspace in self._unanswered
 
     def seconds_without_turns(self, now: float) -> float:
@@ -130,7 +136,8 @@ class Load:
     def assign(
         self, turn: str, tokens: int, now: float, *, is_batch: bool = False, workspace: str = ""
     ) -> None:
-        """A turn was sent that needs this many computed tokens, as far as is known."""
+        """Note a turn that was sent to the engine. `tokens` are those that it needs computed, as
+        far as is known."""
         if is_batch:
             self._rows.add(turn)
         else:
@@ -142,7 +149,7 @@ class Load:
         self._add(tokens, now)
 
     def started(self, turn: str, computed: int, now: float) -> None:
-        """A turn's answer began. `computed` is the exact number of computed tokens."""
+        """Note that a turn's answer began. `computed` is the exact number of computed tokens."""
         self._answered(turn)
         assigned = self._waiting.pop(turn, None)
         if assigned is not None:
@@ -153,7 +160,7 @@ class Load:
         self._our_computed += computed
 
     def ended(self, turn: str) -> None:
-        """A turn ended in any way. Its tokens stay in the recent load."""
+        """Note that a turn ended, however it did. Its tokens stay in the recent load."""
         self._answered(turn)
         self.num_waiting_tokens -= self._waiting.pop(turn, 0)
         self._decoding.discard(turn)
@@ -161,14 +168,16 @@ class Load:
         self._rows.discard(turn)
 
     def returned(self, turn: str, now: float) -> None:
-        """The engine refused a turn. None of its tokens are computed there."""
+        """Note that the engine refused a turn, so that it computes none of its tokens."""
         self._add(-self._waiting.get(turn, 0), now)
         self.ended(turn)
 
     def observe(self, total_computed: int, now: float) -> None:
-        """Take in the engine's own total: what is not ours was sent by other gateways. The total
-        may already contain a turn of ours whose answer has not reached us, so each token counts for
-        others once, when the difference to our own count first exceeds its former maximum."""
+        """Take in the engine's total. The tokens that are not ours came from other gateways.
+
+        The total may already contain a turn of ours whose answer has not reached us. So a token
+        counts for other gateways only when the difference to our count exceeds its former maximum.
+        """
         others = total_computed - self._our_computed
         if self._others_computed is None:
             self._others_computed = others
@@ -177,8 +186,9 @@ class Load:
             self._others_computed = others
 
     def reset(self, recent: float, now: float) -> None:
-        """Another process runs at the engine's address. It begins with the `recent` load of its
-        peers, in tokens: beside theirs an engine without any would get every turn for minutes."""
+        """Begin anew, because another process runs at the engine's address. It begins with the
+        `recent` load of its peers, in tokens. Without it the engine would get every turn for
+        minutes."""
         self._recent = recent
         self._recent_at = now
         self._others_computed = None
@@ -197,8 +207,9 @@ class Load:
 
 
 class Candidate(Protocol):
-    """An engine that could take the prompt. `seed` is of its URL, the same on every gateway."""
+    """An engine that could take the prompt."""
 
+    # The hash of its URL, which is the same on every gateway.
     seed: int
     holdings: Holdings
     load: Load
@@ -211,15 +222,16 @@ HeldT = TypeVar("HeldT", bound=Candidate, covariant=True)
 class PromptSizes(NamedTuple):
     """A prompt to be placed."""
 
-    # In tokens, by the model's rate.
+    # Its prefixes, in tokens by the model's rate.
     ends: Ends
-    # The whole prompt's.
+    # The size of the whole prompt.
     tokens: int
-    # The client's routing key. It comes before the prefix if no engine holds any.
+    # The client's routing key, which is hashed in place of a prefix if no engine holds any.
     affinity: str | None = None
 
     def key(self, held: int) -> str:
-        """What rendezvous hashing goes by: the first prefix of which nobody holds `held` tokens."""
+        """What rendezvous hashing hashes: the first prefix that is longer than the `held`
+        tokens."""
         if held == 0 and self.affinity is not None:
             return self.affinity
         digests = self.ends.digests
@@ -235,7 +247,7 @@ class Route(NamedTuple, Generic[HeldT]):
     cost: float
     # What this engine is expected to hold of the prompt.
     captured: Coverage
-    # The most that any engine holds of it.
+    # The most that any engine holds of the prompt.
     available: Coverage
 
     @property
@@ -249,7 +261,7 @@ class Route(NamedTuple, Generic[HeldT]):
 
     @property
     def expected(self) -> Sequence[str]:
-        """What the engine will hold besides when it has answered."""
+        """The names that the engine will hold in addition when it has answered."""
         ends = self.prompt.ends
         captured = self.captured
         documents = (document.digest for document in ends.documents)
@@ -277,8 +289,8 @@ def place(
     now: float,
     covered: Mapping[int, Coverage] | None = None,
 ) -> Route[CandidateT]:
-    """Choose the cheapest candidate. There must be at least one; all are of one index, which says
-    how the prompt is `covered`."""
+    """Choose the cheapest candidate. There must be at least one, and all must share one index.
+    `covered` is what that index says of the prompt."""
     if covered is None:
         covered = candidates[0].holdings.index.cover(prompt.ends, now)
     recents = [candidate.load.recent(now) for candidate in candidates]
@@ -300,7 +312,7 @@ def place(
             cost += load_weight * (recent - fair)
         held = covered.get(holdings.slot)
         if held is not None and holdings.heard_at >= since:
-            # Those that hold as much have the same coverage.
+            # Engines that hold as much share one coverage, so its credit is computed once.
             credit = credits.get(id(held))
             if credit is None:
                 unleased = max(held.held - held.leased, 0)
@@ -314,7 +326,7 @@ def place(
     bound = min(costs) + TIE * prompt.tokens
     equal = [index for index, cost in enumerate(costs) if cost <= bound]
     if len(equal) > 1:
-        # One that was given nothing yet shows by a turn what it can.
+        # An engine that was given nothing yet comes first, so that it can prove itself.
         if min(recents) <= 0.0:
             equal = [index for index in equal if recents[index] <= 0.0] or equal
         key = prompt.key(available.prefix)
@@ -345,7 +357,7 @@ EngineT = TypeVar("EngineT", bound=Routable)
 
 
 def kind_of(description: Description | None) -> str:
-    """What routing reads of a description, in one text."""
+    """The parts of a description that routing reads, as one text."""
     if description is None:
         return ""
     adapters = [adapter.digest for adapter in description.adapters if not adapter.is_leaving]
@@ -364,8 +376,10 @@ def kind_of(description: Description | None) -> str:
 
 
 class TokenRates:
-    """Tokens per byte of content for each engine model: the sum of tokens of answered prompts over
-    the sum of their bytes, in which older ones fade. The gateway has no tokenizer."""
+    """Tokens per byte of content for each engine model, since the gateway has no tokenizer.
+
+    A rate is the tokens of answered prompts over their bytes. Older prompts fade in both sums.
+    """
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[float, float]] = {}
@@ -388,10 +402,11 @@ class Router:
     def choose(
         self, ask: Ask, ready: Sequence[EngineT], now: float, tried: Collection[str] = ()
     ) -> Route[EngineT]:
-        """Choose the cheapest engine that can serve the turn, without those with URLs in `tried`.
-        Raise NoEngineReady if none is left, InvalidRequest if none can serve it at all, and
+        """Choose the cheapest engine that can serve the turn and whose URL is not in `tried`. Raise
+        NoEngineReady if none is left, InvalidRequest if none can serve it at all, and
         StillMeasuring if one may be able to soon."""
-        # By kind: why such engines can't serve it, or None; engines of other models are not here.
+        # Why engines of each kind can't serve it; None where they can. Kinds with other models are
+        # left out.
         verdicts: dict[str, InvalidRequest | StillMeasuring | None] = {}
         for kind, engine_of_kind in {engine.kind: engine for engine in ready}.items():
             if engine_of_kind.description and ask.model.is_served_at(engine_of_kind.description):
@@ -401,25 +416,33 @@ class Router:
                 except (InvalidRequest, StillMeasuring) as error:
                     verdicts[kind] = error
         serving = [engine for engine in ready if engine.kind in verdicts]
-        left = [e for e in serving if not e.is_draining and e.url not in tried]
+        left = [engine for engine in serving if not engine.is_draining and engine.url not in tried]
         able = [engine for engine in left if verdicts[engine.kind] is None]
         if not able:
             refusals = [verdicts[engine.kind] for engine in left]
-            # What may be served soon is no client's fault.
+            # An engine that may serve it soon comes first: the client is then not at fault.
             refusals.sort(key=lambda refusal: not isinstance(refusal, StillMeasuring))
             raise next((refusal for refusal in refusals if refusal is not None), NoEngineReady())
+        allowed = [
+            engine
+            for engine in able
+            if engine.breaker.open_until is None or engine.breaker.allows(now)
+        ]
         # If every breaker is open, trying is better than refusing.
-        taking = [e for e in able if e.breaker.open_until is None or e.breaker.allows(now)] or able
+        taking = allowed or able
         if len(verdicts) > 1:
-            # Those that prefill for others answer only where there are no others.
-            taking = [
-                e for e in taking if e.description and e.description.role != "prefill"
-            ] or taking
+            answering = [
+                engine
+                for engine in taking
+                if engine.description and engine.description.role != "prefill"
+            ]
+            # An engine that prefills for others answers only where there is no other.
+            taking = answering or taking
         prompt = self.sizes(ask, taking[0])
         covered = taking[0].holdings.index.cover(prompt.ends, now)
         route = place(prompt, taking, self.weights, now, covered)
         if len(taking) < len(serving):
-            fresh = [e.holdings for e in serving if not e.holdings.is_stale(now)]
+            fresh = [engine.holdings for engine in serving if not engine.holdings.is_stale(now)]
             coverages = (covered[holder.slot] for holder in fresh if holder.slot in covered)
             route = route._replace(available=reduce(_more, coverages, route.available))
         return route
@@ -444,8 +467,11 @@ class Router:
 
 
 def likely_holders(route: Route[EngineT], ready: Iterable[EngineT]) -> list[EngineT]:
-    """Engines that may hold more of the prompt than is known, where names were forgotten: those
-    that rendezvous hashing puts first. Most were not above their fair share when it came."""
+    """The engines that may hold more of the prompt than is known, because names were forgotten.
+
+    They are the first ones by rendezvous hashing. Most of them were below their fair load when the
+    prompt came, and so were chosen by it.
+    """
     is_whole = not route.engine.holdings.index.num_forgotten
     if is_whole or route.tokens - route.available.held < MIN_ASKED_TOKENS:
         return []
@@ -455,8 +481,8 @@ def likely_holders(route: Route[EngineT], ready: Iterable[EngineT]) -> list[Engi
 
 
 def check_capabilities(ask: Ask, description: Description) -> None:
-    """Raise InvalidRequest that names the first thing that this engine can't do, or StillMeasuring
-    where it does not know yet whether it may."""
+    """Raise InvalidRequest with the first thing that this engine can't do, or StillMeasuring where
+    it does not know yet whether it can."""
     can = description.known_capabilities
     mode = ask.tool_choice.mode
     if ask.plan.prompt.images and "images" not in can:
@@ -477,7 +503,7 @@ def check_capabilities(ask: Ask, description: Description) -> None:
     for name, capability in ask.sampling.needs:
         if capability not in can and (ask.dialect, name) not in _WISHES:
             raise InvalidRequest(f"{ask.path_of(name)}: not supported by this model")
-    # Of many documents each number of recomputed tokens is looked up once.
+    # Documents with an equal number of recomputed tokens are looked up once.
     demands = [] if ask.plan.approximate is None else ask.plan.approximate.demands
     paths = {(demand.method, demand.parameter): demand.path for demand in reversed(demands)}
     for (method, parameter), path in paths.items():
@@ -492,7 +518,7 @@ def check_capabilities(ask: Ask, description: Description) -> None:
 
 
 def _check_foreign_template(ask: Ask) -> None:
-    """Raise InvalidRequest for what a server that renders prompts itself can't do."""
+    """Raise InvalidRequest for what can't be done by a server that renders prompts itself."""
     turns = {"gemini": "contents", "responses": "input"}.get(ask.dialect, "messages")
     words: dict[OwnTemplateField, str] = {
         "prompt.text": "prompt: raw prompts are",
@@ -511,14 +537,15 @@ def marked_tokens(ask: Ask, ends: Ends) -> int:
 def prefill_elsewhere(
     ask: Ask, route: Route[EngineT], ready: Iterable[EngineT], weights: Weights, now: float
 ) -> Route[EngineT] | None:
-    """The engine that prefills for the engine of `route`; None if that one prefills it itself."""
+    """The route to an engine that prefills for the engine of `route`; None if that engine prefills
+    the prompt itself."""
     prompt = route.prompt
     answering = route.engine
     marked = marked_tokens(ask, prompt.ends)
     if ask.is_batch or marked - route.captured.held < MIN_TOKENS:
         return None
     reader = answering.description
-    # By its events an engine tells that it can read what another one wrote.
+    # Only an engine's events say that it can read what another one wrote.
     if reader is None or reader.role == "prefill" or answering.holdings.is_stale(now):
         return None
     engines = [
