@@ -1,9 +1,9 @@
 """Compares the turns that this gateway gave to the ledger with those that the ledger has, by day.
 
-The journal counts a turn when it forgets it, in the same commit: then the ledger had it. So what is
-missing later was lost there: a damaged file or log, a restored backup, a deleted row. The journal
-itself is another file. What neither of the two has is not counted: engines' unacknowledged counts
-tell of it (`reconcile.py`).
+The journal counts a turn in the commit in which it forgets it. At that moment the ledger had the
+turn. So a turn that is missing later was lost in the ledger, by a damaged file or log, a restored
+backup or a deleted row. A turn that neither of the two has is not counted here. Engines'
+unacknowledged counts show it (`reconcile.py`).
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from gateway.journal.store import Journal
 DAY_MS = 86_400_000
 
 _RETRY_SECONDS = 10.0
-# What is missing may come back: it is told no longer than it lasts. Looks take at most this share
-# of the time.
+# The pause between two looks while something is missing, since it may come back.
 _FOUND_SECONDS = 15.0
+# The largest share of the time that such looks may take.
 _SHARE = 0.05
-# At the start, the drain puts back first what the last run had not forgotten.
+# How long the first look waits for the drain, which first inserts what the last run left.
 _DRAIN_SECONDS = 30.0
 _POLL_SECONDS = 0.25
-# Days that are looked at besides those with something to tell.
+# How many of the newest days are always looked at.
 _RECENT_DAYS = 2
 
 Count = Callable[[Sequence[str], int, int], Awaitable[tuple[int, int] | None]]
@@ -35,10 +35,12 @@ where they may have been deleted on purpose."""
 
 
 class Finding(NamedTuple):
-    """What the ledger lacks of a day's turns, and how many are not what was inserted."""
+    """What is wrong with a day's turns in the ledger."""
 
     day_ms: int
+    # How many turns the ledger lacks.
     missing: int
+    # How many turns are not what was inserted.
     damaged: int
 
 
@@ -71,21 +73,21 @@ class Audit:
             await pause(stopping, seconds)
 
     async def look(self) -> None:
-        """Count the recent days, and those of which something was missing. Raise LedgerUnavailable
-        and JournalUnavailable."""
+        """Check the recent days, and the days with findings. Raise LedgerUnavailable and
+        JournalUnavailable."""
         today = self._clock.wall_ms() // DAY_MS * DAY_MS
         recent = today - (_RECENT_DAYS - 1) * DAY_MS
         known_days = {finding.day_ms for finding in self.findings or ()}
         findings = []
-        for day_ms, number in sorted((await self._journal.forgotten()).items()):
-            # At the start nobody knows which days had been looked at before a kill.
+        for day_ms, num_forgotten in sorted((await self._journal.forgotten()).items()):
+            # The first look checks all days, because the last run's findings are not known.
             if self.findings is not None and day_ms < recent and day_ms not in known_days:
                 continue
             stored = await self._count(self._journal.instances, day_ms, day_ms + DAY_MS)
             if stored is None:
                 continue
             count, damaged = stored
-            missing = max(number - count, 0)
+            missing = max(num_forgotten - count, 0)
             if missing or damaged:
                 finding = Finding(day_ms, missing, damaged)
                 findings.append(finding)

@@ -1,7 +1,7 @@
 """Prompts and answers in the journal's file, until the database has them.
 
 A turn's content is written in the commit of its close, so both survive `kill -9` or neither does.
-Bodies are encrypted, and whoever opens one finds damage (`ledger/sealed.py`).
+Bodies are encrypted. Damage is found when one is opened (`ledger/sealed.py`).
 """
 
 import json
@@ -37,12 +37,13 @@ class Content(NamedTuple):
 
 
 def put(db: sqlite3.Connection, contents: Sequence[Content]) -> None:
-    """Write contents. A second one of a turn changes nothing."""
+    """Write contents. A second content of a turn changes nothing."""
     db.executemany(_PUT, contents)
 
 
 def oldest(db: sqlite3.Connection, most_bytes: int) -> list[Content]:
-    """The first, as many as have `most_bytes` together, and one at least if there is any."""
+    """The oldest contents, with `most_bytes` together at most. One is returned whatever its
+    size."""
     contents: list[Content] = []
     num_bytes = 0
     with closing(db.execute(_ALL)) as rows:
@@ -56,13 +57,14 @@ def oldest(db: sqlite3.Connection, most_bytes: int) -> list[Content]:
 
 
 def remove(db: sqlite3.Connection, turn_ids: Sequence[str]) -> int:
-    """Remove those of these turns; return their bytes."""
+    """Remove the contents of these turns; return their bytes."""
     with zeroing(db):
         return sum(row[0] for row in db.execute(_TAKE, (json.dumps(list(turn_ids)),)).fetchall())
 
 
 def purge(db: sqlite3.Connection, workspace: str) -> tuple[int, int]:
-    """Remove all of a workspace, with zeros in their place; return how many, and their bytes."""
+    """Remove a workspace's contents and write zeros in their place. Return how many there were, and
+    their bytes."""
     with zeroing(db):
         sizes = db.execute(_PURGE, (workspace,)).fetchall()
     return len(sizes), sum(row[0] for row in sizes)
@@ -70,7 +72,7 @@ def purge(db: sqlite3.Connection, workspace: str) -> tuple[int, int]:
 
 @contextmanager
 def zeroing(db: sqlite3.Connection) -> Iterator[None]:
-    """What is removed within is zeroed in the file, and does not stay in its free pages."""
+    """Zero in the file what is removed in this context, so that free pages do not keep it."""
     db.execute("PRAGMA secure_delete = ON")
     try:
         yield
@@ -89,6 +91,7 @@ def all_of(db: sqlite3.Connection) -> Iterator[Content]:
 
 
 def readable(directory: Path) -> Iterator[Content]:
-    """Those of a damaged file, as far as SQLite reads them. A file of before has none."""
+    """The contents of a damaged file, as far as SQLite reads them. A file of an earlier format has
+    none."""
     with suppress(sqlite3.Error), closing(connect_to_read(directory)) as db:
         yield from all_of(db)

@@ -1,8 +1,8 @@
 """Copies closed turns from the journal to the ledger, exactly once, then acknowledges the engine.
 
-The order makes it safe: insert, acknowledge, forget. After a crash in between the insert is
-repeated, and a repeated insert changes nothing. The turn of a batch's row ends the row in the same
-transaction. A try that did not end its row leaves the journal without a turn in the ledger.
+The order makes it safe: insert, acknowledge, forget. After a crash between two of them the insert
+is repeated, and a repeated insert changes nothing. The turn of a batch's row ends the row in the
+same transaction. A try that did not end its row leaves the journal and has no turn in the ledger.
 """
 
 import asyncio
@@ -31,8 +31,7 @@ def charge(record: TurnRecord, price: Price | None) -> None:
 
 
 class Billing:
-    """Prices turns that end, and counts each in the metrics once. Then it calls `charged`, however
-    the turn ended."""
+    """Prices each turn that ends, counts it in the metrics once, and then calls `charged`."""
 
     def __init__(
         self,
@@ -50,8 +49,7 @@ class Billing:
         self.count(record)
 
     def price(self, record: TurnRecord) -> None:
-        """Price a turn by what its engine counted. An answer that the client did not get costs
-        nothing."""
+        """Price a turn by its engine's counts. An answer that the client did not get is free."""
         if record.first_leg is not None and record.epoch is None:
             record.take_prefill(0)  # the engine that was to answer reported nothing
         # The record is opened with the model whose price applies. Pricing replaces it by the id.
@@ -61,7 +59,7 @@ class Billing:
             record.withhold()
 
     def count(self, record: TurnRecord) -> None:
-        """Count a priced turn. A try of a row that runs again is none."""
+        """Count a priced turn. A try of a row that runs again does not count as a turn."""
         if not record.is_given_up:
             self.metrics.count_turn(record)
         if record.num_removed and not record.is_given_up:
@@ -69,24 +67,24 @@ class Billing:
         self.charged(record)
 
     def most(self, ask: Ask, on: date) -> NanoDollars:
-        """The most that the turn can cost, by the estimated tokens of its prompt. Without a price
-        it costs nothing."""
+        """The most that the turn can cost, by the estimated tokens of its prompt; 0 without a
+        price."""
         price = self.prices.find((ask.model.price or ask.model.id).split("@")[0], on)
         return NanoDollars(0) if price is None else price.most(ask.prompt_tokens, ask.max_output)
 
 
 Insert = Callable[[Sequence[TurnRecord]], Awaitable[None]]
-"""Inserts closed turns. Those that are there change nothing."""
+"""Inserts closed turns. Turns that the ledger has already stay as they are."""
 EndRows = Callable[[Sequence[TurnRecord]], Awaitable[set[str]]]
-"""Inserts turns of batches' rows and ends the rows. Returns the ids of the turns that the ledger
-has from this gateway."""
+"""Inserts turns of batches' rows and ends the rows. Returns the ids of the turns with which this
+gateway ended a row."""
 Known = Callable[[Sequence[str]], Awaitable[set[str]]]
 """Returns those of the turns that the ledger has."""
 _BATCH = 200
-"""To prepare a batch of this size does not hold up the event loop for long."""
+"""The most turns of one step. Preparing them does not hold up the event loop for long."""
 _IDLE_SECONDS = 0.25
 _GATHER_SECONDS = 0.5
-"""The pause while turns come. A batch costs 1.4 ms of CPU whatever its size, and a turn 50 us."""
+"""The pause while turns come. A step costs 1.4 ms of CPU whatever its size, and a turn 50 us."""
 _MAX_BACKOFF_SECONDS = 5.0
 
 
@@ -102,21 +100,22 @@ class Drain:
     known: Known | None = None
     # Without it turns of batches' rows stay in the journal.
     end_rows: EndRows | None = None
+    # Whether a first step was made.
     has_looked: bool = False
-    # Why the last attempt failed; None where it did not.
+    # Why the last step failed; None where it did not.
     problem: str | None = None
-    # The last attempt failed, or there was more than it took.
+    # Whether the last step failed, or left turns in the journal.
     is_behind: bool = False
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Run until stopping, and then once more, so that a clean stop leaves an empty journal."""
+        """Run until stopping, and once more then, so that a clean stop leaves an empty journal."""
         backoff = _IDLE_SECONDS
         is_last = False
         while not is_last:
             is_last = stopping.is_set()
             try:
-                # A look into the journal goes to its thread and back, so it is saved where it can
-                # be. The last look is always made: closes may still be on their way.
+                # A look into the journal takes a trip to its thread, so it is left out where there
+                # is nothing to move. The last one is always made: closes may be on their way.
                 has_nothing = self.has_looked and not (is_last or self.journal.num_closed)
                 moved = 0 if has_nothing else await self.step()
                 backoff = _IDLE_SECONDS
@@ -170,8 +169,7 @@ class Drain:
                 get_logger("drain").warning("ack_failed", engine=name, error=str(error))
 
     async def _end(self, rows: list[TurnRecord], end_rows: EndRows) -> None:
-        """End rows of batches. Where another gateway ended a row first, the turn is counted
-        there."""
+        """End rows of batches. A row that another gateway ended first is counted there."""
         try:
             stored_ids = await end_rows(rows)
         except LedgerRefused as error:
@@ -197,7 +195,7 @@ class Drain:
 
     async def _store(self, turns: list[TurnRecord]) -> list[TurnRecord]:
         """Insert the turns; return those that are in the ledger now. A turn that the ledger can't
-        hold is set aside, so that it blocks no others, and stays in the journal."""
+        hold is set aside in the journal, so that it does not block others."""
         if not turns:
             return []
         try:

@@ -1,13 +1,12 @@
-"""Closes turns that the journal lost by what engines counted of them, and tells which counts no
-gateway asks for.
+"""Closes turns that the journal lost, from engines' counts, and counts what no gateway asks for.
 
-The sweep sets a turn aside that neither the journal nor the ledger has (`reconcile.py`), and a
-record whose checksum is wrong is set aside when it is read. Where an engine still keeps the turn's
-counts, a record is made of them and closed like any other. The turn's last request counts, so all
-engines must have answered, or some of them not for a long time.
+A turn that neither the journal nor the ledger has is set aside by the sweep (`reconcile.py`). A
+record whose checksum is wrong is set aside when it is read. If an engine still keeps the turn's
+counts, a record is made from them and closed like any other. The turn's last request counts. So
+this waits until all engines have answered, or some have been away for a long time.
 
-Counts of another gateway are its own: it may come back with its journal, which knows more. Those
-that stay are told by number (`recover --instance` makes rows of them).
+Counts of another gateway's turns are left alone, because it may come back with its journal, which
+knows more. The number of counts that stay is reported (`recover --instance` makes rows of them).
 """
 
 from collections import Counter
@@ -21,18 +20,18 @@ from gateway.journal.rebuilt import Counted, Rebuilder, instance_of, last_attemp
 from gateway.journal.store import BROKEN, LOST, Journal
 
 GRACE_SECONDS = 30.0
-"""A turn of this process may be on its way to the journal."""
+"""The wait for a turn of this process, which may be on its way to the journal."""
 AWAY_SECONDS = 300.0
-"""So long an engine that does not answer is waited for: it may have the turn's last request."""
+"""The wait for an engine that does not answer. It may have the turn's last request."""
 UNCLAIMED_SECONDS = 900.0
-"""A gateway that runs acknowledges counts before: see the times of `reconcile.py`."""
+"""The age at which counts are unclaimed. A running gateway acknowledges its counts sooner (see the
+times of `reconcile.py`)."""
 _MOST_AT_ONCE = 200
 
 
 @dataclass(slots=True)
 class LostTurns:
-    """`unclaimed` has how many counts of each other instance no gateway has asked for, of the last
-    look."""
+    """Finds lost turns in engines' counts."""
 
     journal: Journal
     known: Known
@@ -40,13 +39,17 @@ class LostTurns:
     rebuilder: Rebuilder
     workspaces: Callable[[], Awaitable[Collection[str]]]
     monotonic: Callable[[], float]
+    # How many counts of each other instance no gateway has asked for, as of the last look.
     unclaimed: Counter[str] = field(default_factory=Counter)
+    # When each lost turn's counts were first seen, by turn id.
     _first_seen: dict[str, float] = field(default_factory=dict)
+    # When counts of other instances were first seen, by request id.
     _strangers: dict[str, float] = field(default_factory=dict)
+    # Since when not all engines answer; None while they do.
     _incomplete_since: float | None = None
 
     async def look(self, counted: Sequence[Counted], *, is_whole: bool) -> None:
-        """Take in what the engines that answered keep. `is_whole`: all engines answered. Raise
+        """Take in the counts of the engines that answered. With `is_whole` all engines did. Raise
         LedgerUnavailable and JournalUnavailable."""
         now = self.monotonic()
         self._note_strangers(counted, now)

@@ -1,9 +1,9 @@
-"""Makes turns of what engines counted, where that is all that is left of them.
+"""Makes turns from engines' counts, where nothing else is left of them.
 
 An engine keeps a request's final counts until a gateway acknowledges them, so they outlive a lost
-journal. They tell the tokens, the engine and, by its scope, the workspace. Of the key, the moment
-and the client's status nobody knows any more: the key is `unknown`, and the moment is that of the
-making. Pure.
+journal. They say the tokens, the engine and, by the scope, the workspace. The key, the time and the
+client's status are lost. So the key is `unknown`, and the time is that at which the record is made.
+Pure.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -20,15 +20,16 @@ UNKNOWN = "unknown"
 
 
 class Counted(NamedTuple):
-    """What an engine of this name counted of one request."""
+    """The final counts of one request at one engine."""
 
+    # The engine's name.
     engine: str
     final: FinalCounts
 
 
 def last_attempts(counts: Iterable[Counted]) -> dict[str, Counted]:
-    """Of each turn the request that it went on as, by the turn's id: the others are not charged. A
-    batch's row runs again, so the tries of rows are left out."""
+    """The counts of each turn's last request, by the turn's id; earlier ones are not charged. Tries
+    of batches' rows are left out, because a row runs again."""
     last: dict[str, Counted] = {}
     for counted in counts:
         turn_id, attempt = turn_of(counted.final.request_id)
@@ -42,18 +43,19 @@ def last_attempts(counts: Iterable[Counted]) -> dict[str, Counted]:
 
 @dataclass(frozen=True, slots=True)
 class Rebuilder:
-    """Makes turns of which only the name is left."""
+    """Makes records of turns of which only counts are left."""
 
-    # A workspace's scope at engines.
+    # Gives a workspace's scope at engines.
     scope_of: Callable[[str], str]
-    # The model of an engine, by the engine's name.
+    # Gives an engine's model, by the engine's name.
     model_of: Callable[[str], str]
-    # The id of a model's price.
+    # Gives the id of a model's price.
     price_of: Callable[[str], str | None]
     wall: Callable[[], datetime]
 
     def records(self, counted: Iterable[Counted], workspaces: Collection[str]) -> list[TurnRecord]:
-        """A record of each, not charged yet. The workspace of an unknown scope is `unknown`."""
+        """A record for each of the counts, not charged yet. The workspace of an unknown scope is
+        `unknown`."""
         by_scope = {self.scope_of(name): name for name in workspaces}
         return [self._record(entry, by_scope.get(entry.final.scope)) for entry in counted]
 

@@ -3,12 +3,12 @@
 These are turns whose client or engine went away, and turns that a killed gateway left open in its
 journal. An engine stores final counts until they are acknowledged. A turn that no engine knows
 after some time is closed with the counts that are known. A turn that moves to another engine leaves
-a request behind: it is cancelled and acknowledged, and nobody pays for it.
+a request behind. That request is cancelled and acknowledged, and nobody pays for it.
 
-The journal may not have a turn whose counts an engine reports. The counts are acknowledged only if
-the ledger has the turn. If neither has it, one of them was damaged or restored: the turn is set
-aside by its name, and closed by the engine's counts (`lost.py`). A damaged journal goes on under a
-new instance, so the counts of its former instances are looked at too.
+An engine may report counts of a turn that the journal does not have. They are acknowledged only if
+the ledger has the turn. If the ledger does not have it either, one of the two was damaged or
+restored. The turn is then set aside by its name, and closed with the engine's counts (`lost.py`). A
+damaged journal goes on under a new instance, so counts of its former instances are its own too.
 """
 
 import asyncio
@@ -32,15 +32,16 @@ from gateway.journal.store import LOST, Journal
 _POLL_SECONDS = 0.1
 _SWEEP_SECONDS = 30.0
 _SWEEP_COUNTS = 500
-"""The journal's thread looks up so many turns at once. Other turns wait for it meanwhile."""
+"""How many turns the journal's thread looks up at once. Other turns wait for it meanwhile."""
 _CLOSED_TOGETHER = 256
-"""Turns that are closed at once. All of them have one deadline of the journal's."""
+"""How many turns are closed at once. The journal's deadline holds for all of them together."""
 _PATIENCE_SECONDS = 10.0
+"""The wait for the counts of a turn that no engine runs."""
 _AWAY_SECONDS = 300.0
-"""The time for an engine that does not answer. It may come back with the counts."""
+"""The wait for an engine that does not answer. It may come back with the counts."""
 _POLL_SECONDS_PER_COUNT = 0.0002
-"""While the database is away nothing is acknowledged, and the engine's answer gets long. So the
-pause between two questions grows with it."""
+"""The pause between two questions, for each count of the last answers. While the database is away
+nothing is acknowledged, so the answers get long."""
 
 
 @dataclass(slots=True)
@@ -49,9 +50,9 @@ class _Leftover:
 
     record: TurnRecord
     since: float
-    # The engines that must still be told to cancel it.
+    # The engines that must still be asked to cancel it.
     to_cancel: set[str]
-    # The engines that said in this step that it does not run there.
+    # The engines that answered in this step that it does not run there.
     denied: set[str] = field(default_factory=set)
     is_charged: bool = False
 
@@ -62,7 +63,7 @@ class _Retired:
 
     engine: str
     since: float
-    # Whether the engine says that it does not run.
+    # Whether the engine answered that it does not run.
     is_denied: bool = False
 
 
@@ -89,7 +90,7 @@ class Reconciler:
     monotonic: Callable[[], float]
     # Tells which turns the ledger has. Without it the journal's word is enough.
     known: Known | None = None
-    # Without it what is set aside stays so.
+    # Without it turns that are set aside stay so.
     lost: LostTurns | None = None
     _pending: dict[str, _Leftover] = field(default_factory=dict)
     _retired: dict[str, _Retired] = field(default_factory=dict)
@@ -115,8 +116,8 @@ class Reconciler:
         return len(self._pending)
 
     async def recover(self) -> int:
-        """Take over every turn that an earlier run left open. Each engine is told to cancel these
-        turns: a lost machine closes no connection."""
+        """Take over every turn that an earlier run left open; return how many. Each engine is asked
+        to cancel these turns, since a lost machine closes no connection."""
         records = await self.journal.open_turns()
         for record in records:
             record.outcome = "gateway_killed"
@@ -150,8 +151,8 @@ class Reconciler:
             unclaimed: list[Counted] = []
             for engine in [engine for engine in self._by_name.values() if engine.is_ready]:
                 try:
-                    # A request never ran if it does not run when it is cancelled and has no counts
-                    # afterwards. So counts are asked for last.
+                    # A request that does not run when it is cancelled, and has no counts after
+                    # that, never ran. So counts are asked for last.
                     await self._cancel(engine)
                     counts = await engine.unacknowledged()
                 except GatewayError as error:
@@ -173,8 +174,8 @@ class Reconciler:
             self._forget_retired()
 
     async def _cancel(self, engine: Witness) -> None:
-        """Cancel at this engine the turns that are pending for too long, and its retired
-        requests."""
+        """Cancel at this engine its retired requests, and the turns that were pending for too
+        long."""
         now = self.monotonic()
         for leftover in list(self._pending.values()):
             leftover.denied.discard(engine.name)
@@ -191,8 +192,8 @@ class Reconciler:
     async def _without_retired(
         self, engine: Witness, counts: list[FinalCounts]
     ) -> list[FinalCounts]:
-        """Acknowledge the counts of retired requests; return the others. A retired request that has
-        none and does not run is forgotten."""
+        """Acknowledge the counts of retired requests; return the other counts. A retired request
+        that does not run and has no counts is forgotten."""
         retired_ids = {
             request_id
             for request_id, retired in self._retired.items()
@@ -218,8 +219,8 @@ class Reconciler:
             get_logger("reconcile").warning("sweep_waits", engine=engine.name, error=str(error))
 
     def _given_up(self, heard: set[str]) -> list[_Leftover]:
-        """The turns that no engine knows. Only engines that were `heard` in this step are believed:
-        a busy one may have the counts."""
+        """The turns that no engine knows. Only engines that were `heard` in this step count as not
+        knowing a turn, because a busy one may have its counts."""
         now = self.monotonic()
         given_up = []
         for leftover in self._pending.values():
@@ -276,8 +277,8 @@ class Reconciler:
         await self._close(closing.values(), "engine_counts")
 
     async def _close(self, leftovers: Iterable[_Leftover], result: str) -> None:
-        """Close turns together, so that they share writes to the disk. Raise the journal's error
-        for one of them once all of its group have ended."""
+        """Close turns in groups, so that they share writes to the disk. Raise the journal's error
+        for a turn when all of its group have ended."""
 
         async def close_one(leftover: _Leftover) -> None:
             if not leftover.is_charged:
@@ -297,20 +298,19 @@ class Reconciler:
 
     async def _sweep(self, engine: Witness, mine: list[FinalCounts]) -> None:
         """Acknowledge our turns that are in the ledger, and set the others aside by their names.
-        The journal is asked first: a turn that has left it is in the ledger by then."""
+        The journal is asked first, because a turn that has left it is in the ledger by then."""
         requests = [final.request_id for final in mine]
         unknown = set(await self.journal.unknown([turn_of(request)[0] for request in requests]))
         if not unknown:
             return
         in_ledger = unknown if self.known is None else await self.known(sorted(unknown))
-        # A try of a row that neither of them has was given up: the row runs again.
-        stored = in_ledger | {
-            turn_id for turn_id in unknown - self._pending.keys() if is_try(turn_id)
-        }
+        # A try of a row that neither of them has was given up, and the row runs again.
+        given_up = {turn_id for turn_id in unknown - self._pending.keys() if is_try(turn_id)}
+        stored = in_ledger | given_up
         done = [request for request in requests if turn_of(request)[0] in stored]
         if done:
             await engine.ack(done)
-        # Turns of this process that the journal may not have: its file was damaged.
+        # These turns of this process are not lost, even if a damaged file lost their records.
         retired = {turn_of(request_id)[0] for request_id in self._retired}
         lost = unknown - stored - self._pending.keys() - retired
         if not lost:

@@ -1,12 +1,14 @@
 """The journal: this gateway's durable record of turns, until the ledger has them.
 
-One SQLite file (WAL, `synchronous=FULL`) with a row for each turn, which one thread writes. Turns
-share commits: the thread takes what has gathered whenever it is free. A commit that returned
-survives `kill -9` and the loss of power. A damaged file is found at the start (`PRAGMA
-quick_check`) or when it is read, and is kept aside whole, in a folder `damaged-TIME`; what can be
-read of it comes into a new file, and the journal goes on under a new instance. The reconciler looks
-for turns that could not be read in the engines' unacknowledged counts, which begin with the former
-instances. A single record that is broken is set aside with its bytes.
+The journal is one SQLite file (WAL, `synchronous=FULL`) with a row for each turn. One thread writes
+it. Turns share commits: whenever the thread is free it takes what has gathered. A commit that
+returned survives `kill -9` and the loss of power.
+
+Damage is found at the start (`PRAGMA quick_check`) or when the file is read. The damaged file is
+kept whole in a folder `damaged-TIME`. What can be read of it is copied into a new file, and the
+journal goes on under a new instance. The reconciler looks for the other turns in the engines'
+unacknowledged counts, whose ids begin with the former instances. A single broken record is set
+aside with its bytes.
 """
 
 import asyncio
@@ -85,7 +87,7 @@ DELETE FROM turns WHERE id IN (SELECT value FROM json_each(?))
 AND state IN ('open', 'closed') RETURNING record
 """
 _DAY_MS = 86_400_000
-# Counted while the file is open, in memory, with each transaction.
+# The turns of each state. They are counted in memory, within each transaction.
 _COUNTING = """
 PRAGMA temp_store = MEMORY;
 CREATE TEMP TABLE counts AS SELECT value AS state,
@@ -101,7 +103,7 @@ CREATE TEMP TRIGGER removed AFTER DELETE ON turns BEGIN
     UPDATE counts SET number = number - 1 WHERE state = old.state;
 END;
 """
-# The bytes are of pages that hold something.
+# The turns of each state, and the bytes of pages that are in use.
 _NUMBERS = """
 SELECT json_group_object(state, number), (
     SELECT (page_count - freelist_count) * page_size
@@ -117,7 +119,7 @@ ON CONFLICT (id) DO UPDATE SET state = excluded.state, record = excluded.record,
 checksum = excluded.checksum, reason = excluded.reason, at = excluded.at WHERE
 """
 _OVER_OPEN = "turns.state = 'open' OR turns.state = 'aside' AND excluded.state = 'closed'"
-"""An open turn may be written anew or closed. A close brings back what was set aside."""
+"""An open turn may be rewritten or closed. A close also replaces a turn that was set aside."""
 _OVER_CLOSED = f"{_OVER_OPEN} OR turns.state = 'closed'"
 _ROWS = "SELECT id, state, record, checksum, reason, at FROM turns"
 _DAMAGES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
@@ -162,7 +164,8 @@ def _row(turn_id: str, state: str, record: bytes | None, reason: str | None = No
 
 
 def _checksum(turn_id: str, state: str, record: bytes | None) -> int:
-    """SQLite finds damage to its own structure. A flipped digit of a record would be billed."""
+    """The checksum of a row. SQLite finds damage to its own structure, but not a flipped digit of a
+    record, which would be billed."""
     return crc32(record or b"", crc32(f"{turn_id} {state}".encode()))
 
 
@@ -194,7 +197,7 @@ class Table:
         return json.loads(counts), num_bytes
 
     def put(self, rows: Sequence[Row], over: str = _OVER_OPEN) -> None:
-        """Write rows, but over other rows only where the condition `over` holds."""
+        """Write rows. A row that is there is replaced only where the condition `over` holds."""
         values = ", ".join(["(?, ?, ?, ?, ?, ?)"] * len(rows))
         command = f"INSERT INTO turns VALUES {values} {_REPLACE} {over}"  # noqa: S608
         self.db.execute(command, [*chain(*rows)])
@@ -213,11 +216,11 @@ class Table:
         self.db.execute(_REMOVE, (json.dumps(list(turn_ids)), json.dumps(states)))
 
     def forget(self, turn_ids: Sequence[str]) -> None:
-        """Remove turns that the ledger has, and count them by the day (UTC) of their beginning."""
+        """Remove turns that the ledger has, and count them by the day (UTC) on which they began."""
         removed = self.db.execute(_FORGET, (json.dumps(list(turn_ids)),)).fetchall()
         days: Counter[int] = Counter()
         for (record,) in removed:
-            with suppress(msgspec.MsgspecError):  # a broken one is not counted
+            with suppress(msgspec.MsgspecError):  # a broken record is not counted
                 opened_ms = int(_moment(record).opened_at.timestamp() * 1000)
                 days[opened_ms // _DAY_MS * _DAY_MS] += 1
         self.db.executemany(_COUNT_DAY, days.items())
@@ -226,7 +229,8 @@ class Table:
         return dict(self.db.execute("SELECT day_ms, number FROM forgotten").fetchall())
 
     def set_aside(self, turn_ids: Sequence[str], reason: str) -> None:
-        """What was set aside before stays as it was. A turn that is not here is named."""
+        """Set turns aside. A turn that is set aside already stays as it is. A turn that is not here
+        gets a row without a record."""
         for turn_id in turn_ids:
             query = "SELECT record FROM turns WHERE id = ?"
             (record,) = self.db.execute(query, (turn_id,)).fetchone() or (None,)
@@ -242,24 +246,27 @@ class Table:
 
 
 Work = Row | Callable[[Table], Any]
-"""A row to write, or what is done at the table."""
+"""A row to write, or a function that works on the table."""
 
 
 class _Job(NamedTuple):
     """One piece of work on the file."""
 
     work: Work
-    # Work that must be done is tried until it is.
+    # Whether the work is tried again until it succeeds.
     must: bool
-    # Told when the work is on disk.
+    # Gets the result when the work is on disk.
     future: asyncio.Future[Any]
 
 
 class Journal:
-    """Opens and closes turns durably. `start` opens the file. Every method that awaits raises
-    JournalUnavailable, after 5 s at most. `instance` (8 hex digits) is this journal's own id, with
-    which its turns' ids begin, and `instances` are also those that it had before each damage.
-    `damaged` names the folders in which damaged files are kept. Numbers are of the last commit."""
+    """Opens and closes turns durably. `start` opens the file. Numbers are as of the last commit.
+
+    - Every method that awaits raises JournalUnavailable, after 5 s at most.
+    - `instance` (8 hex digits) is this journal's id. The ids of its turns begin with it.
+    - `instances` are the ids that it had before each damage, and the present one.
+    - `damaged` names the folders in which damaged files are kept.
+    """
 
     def __init__(
         self,
@@ -281,7 +288,7 @@ class Journal:
         self._groups: SimpleQueue[list[_Job] | None] = SimpleQueue()
         self._unfinished: list[_Job] = []
         self._correcting: set[str] = set()
-        # A commit failed. No new turns until one has worked.
+        # Whether the last commit failed. Until one succeeds no turn is opened.
         self._is_failing = False
         self._has_stopped = False
         self._table: Table | None = None
@@ -295,8 +302,8 @@ class Journal:
         self._thread = threading.Thread(target=run, name="journal", daemon=True)
 
     def start(self) -> Self:
-        """Raise JournalUnavailable where there can be no file, another process has it, or another
-        version wrote it."""
+        """Open the file and start the thread. Raise JournalUnavailable where the file can't be
+        opened, another process has it, or another version wrote it."""
         self._lock = _lock(self._directory)
         try:
             check_version(self._directory)
@@ -322,11 +329,11 @@ class Journal:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the file that is open is the one at its path: somebody may have removed it."""
+        """Whether the open file is still at its path. Somebody may have removed it."""
         return self._file is None or _file_id(self._path) == self._file
 
     def look(self) -> None:
-        """Have the thread look after the file, though there is nothing to write."""
+        """Have the thread check the file, even if there is nothing to write."""
         self._submit(lambda table: None)
 
     @property
@@ -349,9 +356,9 @@ class Journal:
         return not self._is_failing and self.num_bytes < self.max_bytes
 
     async def open(self, record: TurnRecord) -> None:
-        """Return when the turn is on disk; then an engine may be called. Raise JournalFull where
-        there is no room. A turn whose opening failed, took too long or was cancelled is not in the
-        journal, or leaves it soon."""
+        """Return when the turn is on disk, so that an engine may be called. Raise JournalFull where
+        there is no room. If the opening fails, takes too long or is cancelled, the journal does not
+        keep the turn."""
         if not self.has_room:
             raise JournalFull
         row = _row(record.journal_id, OPEN, _encode(record))
@@ -368,16 +375,16 @@ class Journal:
                 self._submit(lambda table: table.remove([row.id], OPEN), must=True)
 
     async def rewrite(self, record: TurnRecord) -> None:
-        """Replace the record of an open turn: it goes on at another engine."""
+        """Replace the record of an open turn, which goes on at another engine."""
         await self._do(_row(record.journal_id, OPEN, _encode(record)))
 
     async def close(self, record: TurnRecord, content: Content | None = None) -> None:
         """Close a turn, in one commit with its content. A second close changes nothing. A close
-        that fails is tried again until it works, also after the caller got the error."""
+        that fails is tried again until it succeeds, even after the caller got the error."""
         await self._wait(self.close_soon(record, content))
 
     def close_soon(self, record: TurnRecord, content: Content | None = None) -> asyncio.Future[Any]:
-        """Hand a close over without waiting. This is safe while a stream is being cancelled."""
+        """Hand a close over without waiting, which is safe while a stream is being cancelled."""
         row = _row(record.journal_id, CLOSED, _encode(record))
         if content is None:
             return self._submit(row, must=True)
@@ -389,26 +396,29 @@ class Journal:
         return self._submit(close_with_content, must=True)
 
     def correct_soon(self, record: TurnRecord) -> None:
-        """Write another end of a turn over that of a close that failed, which may work still. Call
-        this in the step in which `close` raised, without waiting: from then on, until it is on
-        disk, `closed_turns` leaves the turn out."""
+        """Write another end of a turn, in place of a failed close that may still succeed.
+
+        Call this in the step of the event loop in which `close` raised. Until the correction is on
+        disk, `closed_turns` leaves the turn out.
+        """
         row = _row(record.journal_id, CLOSED, _encode(record))
         self._correcting.add(row.id)
         future = self._submit(lambda table: table.put([row], _OVER_CLOSED), must=True)
         future.add_done_callback(lambda _: self._correcting.discard(row.id))
 
     async def keep(self, content: Content) -> None:
-        """Write the content of a turn that is closed otherwise. One that fails is tried again until
-        it works, also after the caller got the error."""
+        """Write the content of a turn that is closed by another call. A write that fails is tried
+        again until it succeeds, even after the caller got the error."""
         await self._wait(self._submit(lambda table: contents.put(table.db, [content]), must=True))
 
     async def oldest_contents(self, most_bytes: int) -> list[Content]:
-        """The first, as many as have `most_bytes` together, and one at least if there is any."""
+        """The oldest contents, with `most_bytes` together at most. One is returned whatever its
+        size."""
         oldest: list[Content] = await self._do(lambda table: contents.oldest(table.db, most_bytes))
         return oldest
 
     async def forget_contents(self, turn_ids: Sequence[str]) -> int:
-        """Remove the contents of these turns; return the bytes of those that were here."""
+        """Remove the contents of these turns; return the bytes that were removed."""
         removed: int = await self._do(lambda table: contents.remove(table.db, turn_ids))
         return removed
 
@@ -418,7 +428,8 @@ class Journal:
         return removed
 
     async def empty_log(self) -> None:
-        """Move SQLite's log, which has pages of before, into the file. Raise JournalUnavailable."""
+        """Move SQLite's log into the file, because it has former pages. Raise
+        JournalUnavailable."""
 
         def checkpoint() -> None:
             with closing(sqlite3.connect(self._path, timeout=_DEADLINE_SECONDS)) as db:
@@ -435,16 +446,16 @@ class Journal:
         return num_bytes
 
     async def open_turns(self) -> list[TurnRecord]:
-        """In the order in which they were opened."""
+        """The open turns, in the order in which they were opened."""
         return await self._records(OPEN, -1)
 
     async def closed_turns(self, limit: int) -> list[TurnRecord]:
-        """The first of them, in the order in which they were opened."""
+        """The first `limit` closed turns, in the order in which they were opened."""
         records = await self._records(CLOSED, limit)
         return [record for record in records if record.journal_id not in self._correcting]
 
     async def unknown(self, turn_ids: Sequence[str]) -> list[str]:
-        """Those of these turns that the journal does not have, or no longer has."""
+        """The ids out of these that the journal does not have."""
         unknown: list[str] = await self._do(lambda table: table.unknown(turn_ids))
         return unknown
 
@@ -453,7 +464,7 @@ class Journal:
         await self._do(lambda table: table.forget(turn_ids))
 
     async def drop(self, turn_ids: Sequence[str]) -> None:
-        """Remove turns of which the ledger gets nothing from here."""
+        """Remove turns that the ledger does not get."""
         if turn_ids:
             await self._do(lambda table: table.remove(turn_ids, OPEN, CLOSED))
 
@@ -462,34 +473,36 @@ class Journal:
         self._submit(lambda table: table.remove([turn_id], OPEN), must=True)
 
     async def ended_rows(self) -> set[str]:
-        """The turns of batches' rows that are closed here: their rows may have ended, and the
-        database not know it yet. Ask this before the database: what is in neither then has not
-        ended here."""
+        """The turns of batches' rows that are closed here, which the database may not know yet.
+
+        Ask this before the database. A row that neither of the two has ended by then has not ended
+        here.
+        """
         tries: list[str] = await self._do(lambda table: table.closed_tries())
         return {turn_of_try(try_id) for try_id in tries}
 
     async def forgotten(self) -> dict[int, int]:
-        """How many turns were forgotten by now, by the first moment (ms) of the day (UTC) on which
-        they began."""
+        """How many turns were forgotten, by the first moment (ms) of the day (UTC) on which they
+        began."""
         num_forgotten: dict[int, int] = await self._do(lambda table: table.forgotten())
         return num_forgotten
 
     async def set_aside(self, turn_ids: Sequence[str], reason: str) -> None:
-        """Keep turns that can't be drained apart from the others, with their bytes if there are
-        any. Those that were set aside before stay as they were."""
+        """Set aside turns that can't be drained, with their bytes if there are any. Turns that are
+        set aside already stay as they are."""
         await self._do(lambda table: table.set_aside(turn_ids, reason))
 
     async def set_aside_turns(self, reason: str = "") -> list[str]:
-        """All that were set aside, or those of one reason, by id."""
+        """The ids of turns that are set aside; with a `reason` only those."""
         ids: list[str] = await self._do(lambda table: table.ids(ASIDE, reason))
         return ids
 
     async def found(self, turn_ids: Sequence[str]) -> None:
-        """Turns that were set aside, and that the ledger has after all."""
+        """Remove turns that were set aside and that the ledger has after all."""
         await self._do(lambda table: table.remove(turn_ids, ASIDE))
 
     async def _records(self, state: str, limit: int) -> list[TurnRecord]:
-        """Turns that can be read; the others are set aside."""
+        """The turns of a state that can be read. The others are set aside."""
         records: list[TurnRecord] = []
         broken: list[str] = []
         for row in await self._do(lambda table: table.rows(state, limit)):
@@ -537,7 +550,8 @@ class Journal:
     # The thread.
 
     def _round(self) -> None:
-        """Commit a group. While a commit must be tried again the wait for it has a limit."""
+        """Commit a group of jobs. After a failed commit, wait for the next group only for a
+        while."""
         jobs: list[_Job] | None = []
         with suppress(Empty):
             jobs = self._groups.get(timeout=_RETRY_SECONDS if self._is_failing else None)
@@ -554,7 +568,7 @@ class Journal:
                 self._tell(failed, [error] * len(failed))
 
     def _attempt(self, jobs: list[_Job]) -> Exception | None:
-        """Commit jobs together, all or none; tell their callers if it worked."""
+        """Commit all jobs or none. Give the callers their results if it succeeded."""
         failure: Exception | None = None
         for _ in range(2):
             try:
@@ -595,7 +609,7 @@ class Journal:
         return results
 
     def _tell(self, futures: Sequence[asyncio.Future[Any]], results: Sequence[Any]) -> None:
-        """Tell these outcomes, and wake the event loop once. An exception is an error."""
+        """Give futures their results, and wake the event loop once. An exception is an error."""
 
         def tell() -> None:
             self._hand_over()
@@ -632,8 +646,8 @@ class Journal:
         return table
 
     def _bring_back(self) -> None:
-        """The file is not in its place any more, and still open here: write all of it anew. Raise
-        sqlite3.Error or OSError where that can't be."""
+        """Write the whole journal anew, because its file is gone from its path and still open here.
+        Raise sqlite3.Error or OSError where that fails."""
         old = self._table
         if old is None:
             self._file = None
@@ -663,11 +677,11 @@ class Journal:
             old.db.close()
 
     def _bring_over(self, table: Table, instances: list[str], *, is_hurt: bool) -> None:
-        """Read what is kept of damaged files, and begin a new instance where anything was lost."""
+        """Copy what can be read of damaged files, and begin a new instance if anything was lost."""
         kept = sorted(self._directory.glob(f"{_KEPT}*"))
         unread = [folder for folder in kept if not (folder / "read").exists()]
         for folder in unread:
-            # Bring over what can be read. Rows that are here stay as they are.
+            # Rows that are here already stay as they are.
             rows = table.numbers()[0].values()
             table.db.execute("BEGIN IMMEDIATE")
             for row in _readable_rows(folder):
@@ -717,20 +731,21 @@ class Journal:
             with suppress(FileNotFoundError):
                 (self._directory / name).rename(kept / name)
         _sync(self._directory)
-        # SQLite writes its log to the file when that is closed, but not to one that was moved.
+        # When a file is closed, SQLite writes its log into it, but not into one that was moved.
         self._close()
         self._log.error("journal_damaged", file=FILE, error=str(error), kept=kept.name)
 
 
 def _fail(future: asyncio.Future[Any], error: Exception | None = None) -> None:
-    """Tell a failure, of which nobody need hear. None: it took too long."""
+    """Give a future its error, TimeoutError without one. It need not be awaited."""
     if not future.done():
         future.set_exception(error or TimeoutError())
         future.exception()
 
 
 def _lock(directory: Path) -> Any:
-    """Two processes on one journal would close each other's turns. The kernel ends a dead one's."""
+    """Lock the journal, since two processes would close each other's turns. The kernel ends the
+    lock of a dead process. Raise JournalUnavailable."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         file = (directory / "lock").open("w")
@@ -776,7 +791,7 @@ def _open_file(directory: Path) -> Table:
 
 
 def _readable_rows(directory: Path) -> Iterator[Row]:
-    """Rows as far as SQLite reads them, from the front and from the back."""
+    """The rows of a damaged file that SQLite can read, from the front and from the back."""
     for order in ("ASC", "DESC"):
         with suppress(sqlite3.Error), closing(connect_to_read(directory)) as db:
             for row in db.execute(f"{_ROWS} ORDER BY rowid {order}"):
@@ -791,7 +806,7 @@ def _commit(db: sqlite3.Connection) -> None:
 
 
 def _readable_days(directory: Path) -> list[tuple[int, int]]:
-    """What a damaged file counted, where that can be read."""
+    """The counts of forgotten turns in a damaged file, where they can be read."""
     with suppress(sqlite3.Error), closing(connect_to_read(directory)) as db:
         return db.execute("SELECT day_ms, number FROM forgotten").fetchall()
     return []

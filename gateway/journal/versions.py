@@ -1,8 +1,7 @@
 """Which version wrote a journal.
 
-One of a newer version, or of before the first format, is refused as it is: nobody may lose its
-turns, so it is neither read in part, nor kept aside as damaged, nor passed over. Lower formats are
-brought up to date (`store.py`).
+A journal of a newer version, or from before the first format, is refused and left as it is. So
+none of its turns is lost. Lower formats are brought up to date (`store.py`).
 
 `PRAGMA user_version` is the format. Formats 0 and 1 are the first one's; 2 counts what it forgets;
 3 has tries of batches' rows, with their results; 4 has the contents of turns;
@@ -16,11 +15,11 @@ from pathlib import Path
 from gateway.base.errors import JournalUnavailable
 
 FORMAT = 5
-"""Raise it when an earlier version could not read all of a journal."""
+"""It must be raised by a change after which an earlier version can't read all of a journal."""
 
 FILE = "journal.db"
 APPLICATION = 0x486F6C64
-"""SQLite's `application_id` of a journal: another database in its place is told by it."""
+"""SQLite's `application_id` of a journal, by which another database in its place is found."""
 
 _PROMISE = "2026-11-28"
 # What versions before the first format wrote: rows of segments, or a database of these tables.
@@ -38,11 +37,11 @@ def connect_to_read(directory: Path) -> sqlite3.Connection:
 
 
 def check_version(directory: Path) -> None:
-    """Raise JournalUnavailable for a journal of another version. A file that can't be read is not
-    told by its version."""
-    said = _segments_in(directory) or _database_in(directory)
-    if said is not None:
-        raise JournalUnavailable(f"journal `{directory}`: {said}: {_WAY_ON}")
+    """Raise JournalUnavailable for a journal of another version. A file that can't be read passes,
+    because its version is not known."""
+    reason = _segments_in(directory) or _database_in(directory)
+    if reason is not None:
+        raise JournalUnavailable(f"journal `{directory}`: {reason}: {_WAY_ON}")
 
 
 def _segments_in(directory: Path) -> str | None:
