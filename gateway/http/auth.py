@@ -9,12 +9,12 @@
 | HOLDFAST_ADMIN_KEY | no, it has no workspace | everything |
 
 An admin handler without an option is for admin keys only. A handler with `opt=OWN_WORKSPACE` must
-confine its answer to `viewer.workspace`. Or it asks `viewer.sees` and answers for other workspaces
-as for unknown ones. A read is a GET; a POST that changes nothing says so (`READS_BY_POST`).
+confine its answer to `viewer.workspace`, or ask `viewer.sees` and answer for other workspaces as
+for unknown ones. A read is a GET. A POST that changes nothing has the option `READS_BY_POST`.
 """
 
 import hmac
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -64,7 +64,7 @@ UserT = TypeVar("UserT", "Principal", "Viewer")
 class Viewer:
     """The user of the admin API."""
 
-    # The only workspace that the viewer may see; None is all.
+    # The only workspace that the viewer may see; None allows all.
     workspace: str | None
     # Whether the viewer's key may call the model APIs too.
     may_send: bool = False
@@ -76,14 +76,15 @@ class Viewer:
         return self.workspace is None or self.workspace == workspace
 
     def confine(self, workspace: str | None) -> str | None:
-        """The workspace to show, None for all. Raise Forbidden for another than the viewer's."""
+        """The workspace to show; None for all. Raise Forbidden for one that the viewer may not
+        see."""
         if workspace is not None and not self.sees(workspace):
             raise Forbidden("workspace: this API key sees its own workspace only")
         return workspace if self.workspace is None else self.workspace
 
 
 class KeyHolder(NamedTuple):
-    """Whose a key is; both are empty for HOLDFAST_ADMIN_KEY."""
+    """Who holds a key. Both fields are empty for HOLDFAST_ADMIN_KEY."""
 
     workspace: str
     key_id: str
@@ -102,7 +103,7 @@ class AdminGate:
         return self._digest is not None and hmac.compare_digest(digest_of(key), self._digest)
 
     def holder(self, scope: Scope) -> KeyHolder | None:
-        """Who has the request's key, if it is in memory, where it may have expired meanwhile."""
+        """The holder of the request's key, if the key is in memory. The key may have expired."""
         try:
             key = presented_key(scope)
         except GatewayError:
@@ -113,7 +114,8 @@ class AdminGate:
         return KeyHolder("", "") if self.is_admin(key) else None
 
     async def principal(self, key: str, address: str = "") -> Principal:
-        """Raise Unauthenticated, or AdminKeyServesNoTurns for HOLDFAST_ADMIN_KEY."""
+        """The principal of a key. Raise Unauthenticated, or AdminKeyServesNoTurns for
+        HOLDFAST_ADMIN_KEY."""
         principal = await self._keyring.find(key, address)
         if principal is None:
             raise AdminKeyServesNoTurns if self.is_admin(key) else Unauthenticated
@@ -151,24 +153,24 @@ class KeyAuth(AbstractAuthenticationMiddleware):
 
 
 class AdminAuth(AbstractAuthenticationMiddleware):
-    """Sets the request's Viewer, and holds one of its key's places while it reads."""
+    """Sets the request's Viewer. A read holds one of the key's places."""
 
     def __init__(self, app: ASGIApp, *arguments: Any, **options: Any) -> None:
         async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
             opt = scope["route_handler"].opt
-            # OPTIONS asks for no key (so CORS wants it) and reads nothing, whatever its path has.
+            # OPTIONS needs no key, as CORS demands, and reads nothing on any path.
             method = scope.get("method")
             if method == "OPTIONS" or not _is_read(method, opt):
                 await app(scope, receive, send)
                 return
             viewer = scope["user"]
             kind: ReadKind = "read"
-            whose = viewer.key_id
+            place_holder = viewer.key_id
             if opt.get("is_export") or opt.get("is_plan"):
-                # There are few places for all: the keys of a workspace share one.
+                # These have few places, so the keys of a workspace share one.
                 kind = "export" if opt.get("is_export") else "plan"
-                whose = viewer.workspace or viewer.key_id
-            async with scope["litestar_app"].state.services.reads[kind].taken(whose):
+                place_holder = viewer.workspace or viewer.key_id
+            async with scope["litestar_app"].state.services.reads[kind].taken(place_holder):
                 await app(scope, receive, send)
 
         super().__init__(bounded, *arguments, **options)
@@ -196,7 +198,8 @@ def _is_read(method: object, opt: Mapping[str, Any]) -> bool:
 
 
 async def _user_of(scope: Scope, find: Callable[[str, str], Coroutine[Any, Any, UserT]]) -> UserT:
-    """Who has the key and the address, by `find`. Tell the connection whether the key is valid."""
+    """The user of the request's key and address, by `find`. The connection is told whether the key
+    is valid."""
     connection: GuardedProtocol = scope["state"]["connection"]
     connections = connection.bounds.places.connections
     client = scope.get("client")
@@ -210,7 +213,7 @@ async def _user_of(scope: Scope, find: Callable[[str, str], Coroutine[Any, Any, 
 
 
 def presented_key(scope: Scope) -> str:
-    """The request's key. It is read at the first call. Raise the errors of `_key_in`."""
+    """The request's key, which is read at the first call. Raise the errors of `_key_in`."""
     state: dict[str, Any] = scope["state"]
     key: str | None = state.get("presented_key")
     if key is None:
@@ -219,15 +222,25 @@ def presented_key(scope: Scope) -> str:
     return key
 
 
-def _key_in(scope: Scope) -> str:
-    """The key of the request's headers, or of the query where Google's clients put it. Raise
-    InvalidRequest if a header is there twice with two values: RFC 9110, 5.3, allows it once.
-    Raise MissingKey where there is none."""
-    pairs = list(scope["headers"])
-    headers = headers_of(scope)
-    for name, value in pairs if len(headers) < len(pairs) else ():
+def _check_key_headers(
+    headers: Mapping[bytes, bytes], pairs: Sequence[tuple[bytes, bytes]]
+) -> None:
+    """Raise InvalidRequest if a header for keys comes twice with two values."""
+    for name, value in pairs:
         if name in (b"x-api-key", b"authorization", GOOGLE_KEY_HEADER) and headers[name] != value:
             raise InvalidRequest(f"{name.decode()}: two different values were sent")
+
+
+def _key_in(scope: Scope) -> str:
+    """The key of the request's headers, or of the query, where Google's clients put it.
+
+    Raise InvalidRequest if a header comes twice with two values, since RFC 9110, 5.3, allows it
+    once. Raise MissingKey where there is no key.
+    """
+    pairs = list(scope["headers"])
+    headers = headers_of(scope)
+    if len(headers) < len(pairs):
+        _check_key_headers(headers, pairs)
     # RFC 9110, 5.5: blanks around a field's value are no part of it.
     for name in (b"x-api-key", GOOGLE_KEY_HEADER):
         key = headers.get(name, b"").strip(b" \t")

@@ -1,16 +1,16 @@
 """Runs batches of messages behind all interactive turns, the rows of one prefix together.
 
-A gateway owns a batch for some seconds at a time. When it is gone, another one takes the batch over
-and runs the rows again that have not ended.
+A gateway owns a batch for some seconds at a time. If that gateway is gone, another one takes the
+batch over and runs the rows that have not ended.
 
-A row's turn has one id over all tries. Its result is written to the journal with the turn's close.
+A row's turn has one id in all tries. Its result is written to the journal with the turn's close.
 The drain ends the row in the transaction that inserts the turn. So a row that has ended is not run
-again, whatever the database does, and it is charged once, however many gateways ran it.
+again, whatever the database does. It is charged once, however many gateways ran it.
 
-The first row of a prefix runs alone: it writes what the others read. A gateway works on WORKING
-batches of a workspace at one time. It brings as many rows to the queue (`admission/batch_rows.py`)
-as it may have at engines in all. A row that is refused for now has no place while it waits for its
-next try.
+The first row of a prefix runs alone, because it writes what the others read. A gateway works on
+WORKING batches of a workspace at one time. It brings as many rows to the queue
+(`admission/batch_rows.py`) as it may have at engines in all. A row that was refused for now holds
+no place while it waits for its next try.
 """
 
 import asyncio
@@ -63,9 +63,9 @@ from gateway.turn.state import RowEnd, RowTurn
 
 ROW_BYTES = 512
 BATCH_BYTES = 16_384
-"""The bytes that a row and a batch count besides the rows' bodies.
+"""The bytes that count for each row and for each batch, besides the rows' bodies.
 
-They bound a workspace that would fill the database with millions of rows of a few bytes each.
+So a workspace can't fill the database with millions of rows of a few bytes each.
 """
 _COMPRESSION = 1
 _MAX_NAMES = 64
@@ -80,7 +80,7 @@ WORKING = 2
 _MAX_ATTEMPTS = 4
 _RETRY_SECONDS = 1.0
 _MAX_RETRY_SECONDS = 8.0
-"""The longest pause of a batch of which no row could run. A pause is twice the one before. Behind
+"""The longest pause of a batch of which no row could run. Each pause is twice the one before. After
 it the rows are read from the database again."""
 _DRAIN_SECONDS = 0.25
 """The pause between two looks whether ended rows have reached the database."""
@@ -90,8 +90,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 def row_ask(services: Services, body: bytes, principal: Principal, version: Version) -> Ask:
-    """The Ask of a row's body, as the Messages API makes one of a request's body. Raise the error
-    with which such a request would be answered."""
+    """The Ask of a row's body, as the Messages API makes it from a request's body. Raise the errors
+    of such a request."""
     decoded = decode_messages(body, services.bounds)
     if decoded.max_tokens == 0:
         raise InvalidRequest("max_tokens: Input should be greater than or equal to 1 in a batch")
@@ -104,16 +104,16 @@ def row_ask(services: Services, body: bytes, principal: Principal, version: Vers
 def ranked(
     services: Services, body: bytes, principal: Principal, version: Version
 ) -> tuple[list[BatchItem], int]:
-    """The rows of a batch's body, and the bytes that the batch counts.
+    """The rows of a batch's body, and the bytes that count for the batch.
 
-    Rows that begin alike have neighbouring ranks. A row that can't be read is no error of the
-    batch: the row is answered with it. This takes a thread seconds. The thread rests for as long as
-    it works, so that turns have the processor meanwhile.
+    Rows that begin alike have neighbouring ranks. A row that can't be read is answered with its
+    error and does not fail the batch. This takes a thread some seconds. The thread rests for as
+    long as it works, so that turns get the processor.
     """
     rows = decode_batch(body, services.bounds, services.bounds.batch_rows)
     # The sort key of each row (model and names of prefixes), and the name of its shared prefix.
     keys: list[tuple[list[str], str]] = []
-    begun = time.monotonic()
+    began = time.monotonic()
     for item in rows:
         names = list[str]()
         shared = ""
@@ -127,10 +127,10 @@ def ranked(
                 shared = names[0]
             names.insert(0, ask.model.id)
         keys.append((names, shared))
-        seconds = time.monotonic() - begun
+        seconds = time.monotonic() - began
         if seconds > _PIECE_SECONDS:
             time.sleep(seconds)
-            begun = time.monotonic()
+            began = time.monotonic()
     order = sorted(range(len(rows)), key=lambda position: (keys[position][0], position))
     ranks = {position: rank for rank, position in enumerate(order)}
     items = [
@@ -151,17 +151,17 @@ class _Running:
     """A batch that runs here."""
 
     batch: Batch
-    # As it was last read: a tick old at most.
+    # Its status as it was last read, a tick ago at most.
     status: str
-    # It is ours until then.
+    # Until when this gateway owns it.
     owned_until: datetime
-    # Those of its workspace.
+    # The places of its workspace's rows.
     places: asyncio.Semaphore
     # The prefixes whose first row has run.
     warm: set[str] = field(default_factory=set)
-    # By row.
+    # How often each row failed at engines, by its position.
     attempts: Counter[int] = field(default_factory=Counter)
-    # Rows that ended here. The database may not know it yet.
+    # The positions of rows that ended here. The database may not know it yet.
     ended: set[int] = field(default_factory=set)
     task: asyncio.Task[None] = field(init=False)
 
@@ -188,7 +188,7 @@ class BatchRunner:
                         await self._step()
                 except GatewayError as error:
                     log.warning("batches_wait", error=str(error))
-                # Until the next tick, or until a batch ends and leaves its place to another.
+                # Wait for the next tick, or until a batch ends and leaves its place to another.
                 for _ in range(_TICKS):
                     await pause(stopping, _TICK_SECONDS / _TICKS)
                     if any(batch.task.done() for batch in self._running.values()):
@@ -225,12 +225,12 @@ class BatchRunner:
             await self._store.forget(now - _STORED)
 
     def _is_ours(self, running: _Running) -> bool:
-        """Whether the batch is still ours. If not, another gateway may run it."""
+        """Whether this gateway still owns the batch. If not, another gateway may run it."""
         return self._clock.wall() < running.owned_until
 
     async def _work(self, running: _Running) -> None:
-        """Run the batch to its end. Return earlier where the database is away or another gateway
-        has it: then it must be claimed again."""
+        """Run the batch to its end. Return earlier if this gateway no longer owns it, because the
+        database is away or another gateway has it. It must then be claimed again."""
         pause_seconds = _RETRY_SECONDS
         while self._is_ours(running):
             rows = await self._pending(running)
@@ -246,12 +246,12 @@ class BatchRunner:
             pause_seconds = min(2 * pause_seconds, _MAX_RETRY_SECONDS)
 
     async def _pending(self, running: _Running) -> list[BatchItem] | None:
-        """The next rows to run. The list is empty while all rows that remain wait for the drain.
+        """The next rows to run. The list is empty while all remaining rows wait for the drain.
 
-        None once the batch has ended: its rows that had not ended are canceled or expired then.
+        None once the batch has ended. Its remaining rows are then canceled or expired.
         """
         batch = running.batch
-        # The journal is read first: a row that leaves it meanwhile has ended in the database.
+        # The journal is read first, because a row that leaves it has ended in the database.
         waiting = await self._turns.journal.ended_rows()
         now = self._clock.wall()
         status, rows = await self._store.pending(batch.id, _WINDOW + len(running.ended))
@@ -297,8 +297,8 @@ class BatchRunner:
         return len(running.ended) > num_before
 
     async def _run_row(self, running: _Running, row: BatchItem) -> bool:
-        """Try a row; return whether it has ended. Its result is then in the database, in the
-        journal, or on its way there."""
+        """Try a row; return whether it has ended. The result of an ended row is in the database, in
+        the journal, or on its way there."""
         batch = running.batch
         turn_id = TurnId(row_turn_id(batch.id, row.position))
         request_id = f"req_{turn_id.removeprefix('msg_')}"
@@ -338,14 +338,14 @@ class BatchRunner:
         if not isinstance(outcome, Exception):
             raise outcome
         if not isinstance(outcome, GatewayError):
-            # A failure that nobody foresaw ends this row alone.
+            # An unexpected failure ends only this row.
             get_logger("batches").error("unhandled", exc_info=outcome)
             outcome = GatewayError()
         result = self._failed(running, row, outcome, request_id)
         if result is None:
             running.attempts[row.position] += isinstance(outcome, _BROKEN)
             return False
-        # The row was refused before it had a turn, so the drain has nothing to end it with.
+        # The row was refused before it had a turn, so the drain does not end it.
         try:
             await self._store.finish(batch.id, [result])
         except GatewayError as error:

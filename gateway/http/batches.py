@@ -111,12 +111,12 @@ class BatchesController(Controller):
                 return await services.batches.results(batch.id, position, _PAGE)
 
         async def lines(page: list[ResultRow]) -> AsyncGenerator[bytes, None]:
-            """Pages of lines. Where the database goes away the stream is cut: clients notice."""
+            """Pages of lines. If the database goes away the stream is cut, which clients notice."""
             while page:
                 yield await asyncio.to_thread(_encoded, page)
                 page = await page_after(page[-1][0])
 
-        # Read before the stream begins, so that a database that is away is a plain error.
+        # The first page is read before the stream begins, so that an outage is a plain error.
         page = await page_after(-1)
         return ASGIStreamingResponse(iterator=lines(page), media_type="application/x-jsonl")
 

@@ -1,10 +1,10 @@
 """When requests with a known key begin: a few in each round of the event loop, in turn.
 
-Between two steps of a turn the loop does all that is ready. Where one key's connections have sent a
-thousand requests, that is their thousand beginnings, at each of the other turn's twenty steps. Here
-BATCH of them begin between two steps of anybody. Workspaces are served in turn (round robin, as
-Nagle asks for between the sources of a gateway in RFC 970), and so are the keys of each: a
-workspace may make as many keys as it likes.
+Between two steps of a turn the event loop does all that is ready. If one key's connections have
+sent a thousand requests, a thousand beginnings come before each of another turn's twenty steps.
+Here only BATCH of them begin between two steps of any turn. Workspaces are served in turn (round
+robin, as Nagle asks for between the sources of a gateway in RFC 970). So are the keys of each
+workspace, which may make as many keys as it likes.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class Beginnings:
         self._is_open = False
 
     async def wait(self, workspace: str, key: str) -> None:
-        """Until a request of this key may begin: at once where the round has room."""
+        """Wait until a request of this key may begin. It begins at once if the round has room."""
         if self._num_begun < BATCH:
             self._begin()
             return

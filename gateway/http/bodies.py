@@ -1,7 +1,7 @@
 """Bounds on the bodies of requests: their time, the bytes of one, and those of all.
 
-A slow body, one that is no JSON, and one that there is no room for, is refused where it is read, in
-the dialect's envelope like every other failure.
+A body that is slow, that is not JSON, or that there is no room for is refused where it is read. The
+refusal is in the dialect's envelope, like every other failure.
 """
 
 import asyncio
@@ -15,16 +15,15 @@ from gateway.base.errors import BodyTimeout, ClientGone, TooLarge, UnsupportedMe
 from gateway.http.speaking import header_of
 
 BODY_BYTES_PER_SECOND = 16 * 1024
-"""A body's deadline moves by a second for each this many bytes.
+"""For each this many bytes a body's deadline moves by a second.
 
-So a long body gets more time and a trickling one does not (the rule of Apache's
-`RequestReadTimeout`).
+So a long body gets more time than a trickling one (the rule of Apache's `RequestReadTimeout`).
 """
 _MAX_DIGITS = 16
 
 
 class BoundedRequest(Request[Any, Any, Any]):
-    """Its body is a `_Body`. Litestar would make a mapping of all headers to read it."""
+    """A request whose body is a `_Body`. Litestar's own would make a mapping of all headers."""
 
     async def body(self) -> bytes:
         """Raise UnsupportedMedia for anything but uncompressed JSON in UTF-8, or as `_Body`."""
@@ -49,34 +48,38 @@ class BoundedRequest(Request[Any, Any, Any]):
 class BodyBounds(NamedTuple):
     """The bounds of request bodies."""
 
-    # Of one body.
+    # The most bytes of one body.
     most_bytes: int
-    # Until a body's deadline.
+    # The time until an empty body's deadline.
     seconds: float
+    # The bytes of all bodies.
     bodies: BodyBytes
-    # A large body beyond its workspace's rate is left in the socket for a while.
+    # The rate of large bodies. One beyond its workspace's rate is left in the socket for a while.
     large: LargeBodies
 
 
 class BodyDeadline:
-    """ASGI middleware: requests have a `_Body`."""
+    """ASGI middleware that gives each request a `_Body`."""
 
     def __init__(self, app: ASGIApp, bounds: BodyBounds) -> None:
         self.app = app
         self._bounds = bounds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = scope["state"]["body"] = _Body(scope, receive, self._bounds)
+        body = _Body(scope, receive, self._bounds)
+        scope["state"]["body"] = body
         try:
             await self.app(scope, receive, send)
         finally:
             body.give_back()
-            del scope["state"]["body"]  # else all of a request is left to the collector
+            del scope["state"]["body"]  # a cycle would leave the request to the garbage collector
 
 
 class _Body:
-    """One body that is read. Its deadline runs from here on. It takes all the bytes that its head
-    declares from `BodyBytes` when the first of them come."""
+    """The body of one request. Its deadline runs from its making on.
+
+    When its first bytes come, it takes all the bytes that its head declares from `BodyBytes`.
+    """
 
     def __init__(self, scope: Scope, receive: Receive, bounds: BodyBounds) -> None:
         self._scope = scope
@@ -87,7 +90,9 @@ class _Body:
         is_number = length.isdecimal() and len(length) < _MAX_DIGITS
         self._declared = int(length) if is_number else 0
         self._workspace = ""
-        self._num_bytes = self._num_read = 0
+        # The bytes that were taken from `BodyBytes`, and those that were read.
+        self._num_bytes = 0
+        self._num_read = 0
 
     async def whole(self) -> bytes:
         """Read it. Raise TooLarge, BodyTimeout, ClientGone, or as `BodyBytes.take`."""
@@ -114,21 +119,21 @@ class _Body:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def grow(self, num_bytes: int, declared: int) -> float:
-        """Count further bytes of `declared`. Return how long the rest was left in the socket. Raise
-        RateLimited or Overloaded."""
+        """Count further bytes of a body with `declared` bytes. Return for how many seconds the rest
+        was left in the socket. Raise RateLimited or Overloaded."""
         self._num_read += num_bytes
-        before = self._num_bytes
-        more = max(declared, self._num_read) - before
-        if more <= 0:
+        num_before = self._num_bytes
+        num_more = max(declared, self._num_read) - num_before
+        if num_more <= 0:
             return 0.0
         workspace = getattr(self._scope.get("user"), "workspace", None) or ""
-        self._bounds.bodies.take(workspace, more)
+        self._bounds.bodies.take(workspace, num_more)
         self._workspace = workspace
-        self._num_bytes += more
+        self._num_bytes += num_more
         if self._num_bytes <= LARGE_BYTES:
             return 0.0
-        large = more if before > LARGE_BYTES else self._num_bytes
-        return await self._bounds.large.wait(workspace, large)
+        num_large = num_more if num_before > LARGE_BYTES else self._num_bytes
+        return await self._bounds.large.wait(workspace, num_large)
 
     def give_back(self) -> None:
         if self._num_bytes:
@@ -136,7 +141,7 @@ class _Body:
 
 
 async def brought_in(scope: Scope, num_bytes: int) -> None:
-    """Count bytes that a request names instead of sending them, as if they had come in its body.
-    They are held until the request is over. Raise RateLimited or Overloaded."""
+    """Count stored bytes that a request names, as if they had come in its body. They are held until
+    the request is over. Raise RateLimited or Overloaded."""
     body: _Body = scope["state"]["body"]
     await body.grow(num_bytes, 0)

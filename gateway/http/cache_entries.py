@@ -1,8 +1,8 @@
-"""/v1/cache/entries: what a workspace has cached, and letting go of it before its time.
+"""/v1/cache/entries: what a workspace has cached, and releasing it before its time.
 
-A lease holds memory until its TTL is over. An agent that knows that its session is over ends it
-here. Only the key's own workspace is looked at. Another workspace's entry and an unknown one get
-the same answer, by the same steps: every engine is asked for the id within the workspace's scope.
+A lease holds memory until its TTL is over. An agent can end its lease here when its session is
+over. Only the key's own workspace is read. Another workspace's entry and an unknown one get the
+same answer, by the same steps: every engine is asked for the id within the workspace's scope.
 """
 
 import asyncio
@@ -88,8 +88,8 @@ class CacheEntriesController(Controller):
         limit: Annotated[int, QueryParameter(name="limit", ge=1, le=MAX_PAGE)] = _PAGE,
         message_id: Annotated[str | None, QueryParameter(name="message_id")] = None,
     ) -> CacheEntryList:
-        """Those of the workspace; with `message_id` those that the last marker of this answer's
-        request wrote or read."""
+        """The workspace's entries. With `message_id` they are the entries that the last marker of
+        that answer's request wrote or read."""
         after = _FIRST if after_id is None else _checked(after_id, "after_id")
         workspace = request.user.workspace
         scope = services.keyring.scope_of(workspace)
@@ -141,7 +141,7 @@ class CacheEntriesController(Controller):
 
 
 def _checked(entry_id: str, field: str) -> str:
-    """Raise InvalidRequest for what is no entry's id."""
+    """The id, if it has the form of an entry's. Raise InvalidRequest otherwise."""
     if _ID.fullmatch(entry_id) is None:
         raise InvalidRequest(f"{field}: must be 32 hexadecimal digits")
     return entry_id
@@ -160,7 +160,7 @@ async def _prefix_of(services: Services, workspace: str, message_id: str) -> str
 async def _asked(
     services: Services, ask: Callable[[Engine], Awaitable[Reply]]
 ) -> tuple[dict[Engine, Reply], int]:
-    """What each engine answers, and how many do not answer."""
+    """The reply of each engine that answers, and how many do not answer."""
     engines = services.fleet.engines
     replies = dict[Engine, Reply]()
 
@@ -170,15 +170,14 @@ async def _asked(
         try:
             replies[engine] = await ask(engine)
         except GatewayError:
-            # It is told by its absence.
-            return
+            return  # an engine without a reply counts as unreached
 
     await asyncio.gather(*(put(engine) for engine in engines))
     return replies, len(engines) - len(replies)
 
 
 def _merged(services: Services, pages: Mapping[Engine, Iterable[EntryInfo]]) -> list[CacheEntry]:
-    """Each entry once, in the order of their ids: as the engine has it that promises most."""
+    """Each entry once, in the order of their ids, from the engine that promises most."""
     best: dict[str, tuple[tuple[int, float], CacheEntry]] = {}
     for engine, infos in pages.items():
         model = services.name_of(engine.description)

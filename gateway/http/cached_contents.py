@@ -1,9 +1,9 @@
 """POST, GET, PATCH and DELETE of /v1beta/cachedContents, also under /v1.
 
-A cached content is a lease with a name and a lifetime of its own. To create one, a turn without
-output runs: an engine computes the prompt and holds it. For a longer lifetime another turn runs,
-which reads it. The row in the database outlives gateways and engines. Where an engine has lost the
-prompt, the next request behind it writes it again, for the time that remains.
+A cached content is a lease with its own name and lifetime. A turn without output creates it: an
+engine computes the prompt and holds it. Another such turn extends its lifetime by reading it. The
+row in the database outlives gateways and engines. If an engine has lost the prompt, the next
+request that uses it writes it again, for the time that remains.
 """
 
 import re
@@ -102,7 +102,7 @@ class CachedContentsController(Controller):
         content = await _find(request, content_id)
         now = services.clock.wall()
         async with services.reads["store"].taken(request.user.workspace):
-            # The row goes first: if the gateway dies here, the sweep ends the lease.
+            # The row expires first. If the gateway dies after that, the sweep ends the lease.
             await services.cached_contents.move_expiry(content, now, content.held_until, now)
             await services.sweep.end([content])
         return answered(caches.Nothing())
@@ -172,8 +172,8 @@ async def _create(request: KeyRequest, body: bytes) -> caches.CachedContent:
 
 
 async def _update(request: KeyRequest, content_id: str, body: bytes) -> caches.CachedContent:
-    """Change when it expires. An engine is told of a later expiry at once. At an earlier one the
-    sweep ends the lease."""
+    """Change when a cached content expires. A later expiry extends the lease at once. At an earlier
+    one the sweep ends the lease."""
     services = services_of(request)
     workspace = request.user.workspace
     now = services.clock.wall()
@@ -201,17 +201,17 @@ async def _hold(
     lifetime: timedelta,
     left_out: Sequence[str] = (),
 ) -> tuple[Holdfast, str]:
-    """Run the turn that computes the prompt and has it held. Return what the answer tells of it,
-    with one breakpoint, and the prefix's name.
+    """Run the turn that computes the prompt and holds it. Return the answer's extension, which has
+    one breakpoint, and the prefix's name.
 
-    `left_out` are the request's unknown fields. Raise InvalidRequest for a prompt of which no
-    engine makes an entry.
+    `left_out` are the request's unknown fields. Raise InvalidRequest for a prompt that engines do
+    not cache.
     """
     header_mark_of(request, is_taken=False)
     services = services_of(request)
     arrived = request.scope["state"]["arrived"]
     context = services.context_of(request.user, model, arrived)
-    # Templates want a user's turn at the end. This one stands behind what is held.
+    # Templates want a user's turn at the end. This one comes after what is held.
     warming = GenerateRequest(
         contents=[Content([Part(text=".")])], generation_config=GenerationConfig()
     )

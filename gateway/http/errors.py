@@ -69,7 +69,7 @@ def origin_of(request: Request[Any, Any, Any]) -> Origin:
 
 
 async def before_send(message: Message, scope: Scope) -> None:
-    """Put the ids of request and organization on every response, and count it."""
+    """Add the ids of the request and the organization to every response, and count it."""
     if message["type"] != "http.response.start":
         return
     dialect = dialect_of(scope)
@@ -107,7 +107,8 @@ async def after_exception(error: Exception, scope: Scope) -> None:
 
 
 def _failure_of(request: Request[Any, Any, Any], error: Exception) -> GatewayError:
-    """A path or a method that has no route is told with what to ask instead."""
+    """The gateway's error for any failure. For a path or a method without a route it says what to
+    ask instead."""
     match error:
         case GatewayError():
             return error
@@ -134,7 +135,7 @@ def _failure_of(request: Request[Any, Any, Any], error: Exception) -> GatewayErr
 
 
 def _asks_for_websocket(request: Request[Any, Any, Any]) -> bool:
-    """RFC 6455, 4.1: a GET with a key. `Upgrade` itself is gone: requests are served without."""
+    """Whether it is a GET with a key (RFC 6455, 4.1). The header `Upgrade` was removed before."""
     key = header_of(request.scope, b"sec-websocket-key")
     return request.method == "GET" and key is not None
 
@@ -147,12 +148,12 @@ def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
     services = getattr(request.app.state, "services", None)
     if request.scope["path"].startswith("/v1") and services is not None:
         _keep_refusal(request, services, failure, status, envelope.error.message)
-    # The methods of the path: RFC 9110 asks for `Allow` with a 405.
+    # RFC 9110 asks for `Allow` with a 405: the methods of the path.
     sent: dict[str, str] = getattr(error, "headers", None) or {}
     headers = {name: value for name, value in sent.items() if name.lower() == "allow"}
     match failure:
         case UpgradeRefused():
-            # RFC 9110, 15.5.22: the protocol that is spoken.
+            # RFC 9110, 15.5.22: the answer names the protocol that is spoken.
             headers = {"upgrade": "HTTP/1.1", "connection": "Upgrade"}
         case RateLimited(retry_after=int(seconds)) | Overloaded(retry_after=seconds):
             headers["retry-after"] = str(seconds)
@@ -196,14 +197,14 @@ def _keep_refusal(
 
 
 def reply_without_route(failure: GatewayError, url: str) -> tuple[str, dict[str, str], bytes]:
-    """The request's id, headers and body for a failure before the application was called."""
+    """The request's id, the headers and the body of a failure before the application is called."""
     new_id = f"req_{secrets.token_hex(12)}"
     headers, body = _last_reply(failure, new_id, dialect_of_path(url.partition("?")[0]))
     return new_id, headers, body
 
 
 async def answer_stopped(scope: Any, send: Any) -> None:
-    """The answer to a request that is cut off before it has one: another gateway may serve it."""
+    """Answer a request that is cut off before it has an answer. Another gateway may serve it."""
     failure = GatewayStopped()
     dialect = dialect_of(scope)
     headers, body = _last_reply(failure, request_id(scope), dialect)

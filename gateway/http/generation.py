@@ -57,7 +57,7 @@ async def while_present(scope: Scope, work: Coroutine[Any, Any, Result]) -> Resu
     """Run `work`; raise ClientGone if the client leaves. The body must have been read."""
     connection: GuardedProtocol = scope["state"]["connection"]
     try:
-        # The timeout has no deadline yet. A client that leaves sets it to now.
+        # The timeout has no deadline yet. When the client leaves, it is set to now.
         async with asyncio.timeout(None) as presence:
             connection.watch(partial(presence.reschedule, 0))
             return await work
@@ -74,8 +74,8 @@ def header_mark_of(
 ) -> ApproximateMark | None:
     """The mark that the header asks for: `keep=0.5`, `keep=0.5; scorer=keydiff` or `sibling=true`.
 
-    None without the header. Raise InvalidRequest for anything else, and where it is not taken at
-    all.
+    None without the header. Raise InvalidRequest for any other value, and for any value unless
+    `is_taken`.
     """
     scope = request.scope
     if header_of(scope, _KEEP_HEADER) is None:
@@ -106,10 +106,10 @@ async def prepared(
     make: Callable[[RequestT, RequestContext], AskT],
     fetch: Callable[[RequestT], Coroutine[Any, Any, tuple[RequestT, int]]] | None = None,
 ) -> AskT:
-    """Decode and lower a body where `Workers` decides, and stop if the client leaves.
+    """Decode and lower a body, in a thread if it is large, and stop if the client leaves.
 
-    `fetch` brings in what the request names, and says how many bytes that is. Images by their
-    addresses are fetched where the first lowering names them.
+    `fetch` adds the stored content that the request names, and returns its bytes. Images are
+    fetched by their addresses if the first lowering reports some.
     """
     services = services_of(request)
     num_bytes = len(body)
@@ -155,7 +155,7 @@ async def begun(
     accepted = await anext(events)
     assert isinstance(accepted, Accepted)
     approximate = ask.plan.approximate
-    if approximate is not None:  # an engine that can't would have refused the turn
+    if approximate is not None:  # routing has refused engines that can't do it
         request.scope["state"]["approximate"] = approximate.header
     return events, make_writer(accepted.turn_id, accepted.findings)
 
@@ -164,14 +164,17 @@ async def begun(
 class Stream(Generic[EventT]):
     """How a dialect streams. Frames that came together go out together."""
 
-    # Makes bytes of events. Where it makes none, `idle` keeps the connection alive.
+    # Makes the bytes of events. If it makes none, `idle` is sent.
     render: Callable[[list[EventT]], bytes]
-    # Makes the end after an error.
+    # Makes the end of a stream after an error.
     failed: Callable[[GatewayError], bytes]
+    # The first bytes of the stream.
     first: bytes = b""
-    # After an error it is sent only where `is_closed`.
+    # The last bytes of the stream. After an error they are sent only if `is_closed`.
     last: bytes = b""
+    # Keeps the connection alive.
     idle: bytes = sse.COMMENT
+    # Whether a stream with an error has its last bytes too.
     is_closed: bool = False
     # Awaited with the last events, before they go out.
     settle: Callable[[list[EventT]], Awaitable[None]] | None = None
@@ -184,7 +187,8 @@ async def answer(
     make_writer: Callable[[TurnId, Findings], Writer[EventT, Any]],
     stream: Stream[EventT] | None,
 ) -> ASGIResponse:
-    """Run the turn and answer: as a stream once an engine has it, or in one piece without one."""
+    """Run the turn and answer, with `stream` as a stream once an engine has the turn, else in one
+    piece."""
 
     async def run() -> ASGIResponse:
         events, writer = await begun(request, ask, make_writer)
@@ -202,8 +206,8 @@ async def answer_settled(
     stream_of: Callable[[WriterT], Stream[Any]],
     body_of: Callable[[WriterT], msgspec.Struct],
 ) -> ASGIResponse:
-    """Run the turn and answer as the request wants it. The answer is settled before its end goes
-    out: a stream's before its last events, a whole one's before `body_of` reads it."""
+    """Run the turn and answer as the request wants it. A stream is settled before its last events
+    go out, and an answer in one piece before `body_of` reads it."""
     events, writer = await while_present(request.scope, begun(request, ask, make_writer))
     stream = stream_of(writer)
     if ask.stream:
@@ -228,9 +232,8 @@ def answered(body: msgspec.Struct) -> ASGIResponse:
 
 
 class Streamed(ASGIResponse):
-    """A body that is sent as it is made. In whatever way it ends, the turn is closed behind it,
-    even if the client stopped reading. Litestar's own stream leaves that to the garbage
-    collector."""
+    """A body that is sent as it is made. The turn is closed however the stream ends, even if the
+    client stopped reading. Litestar's own stream leaves that to the garbage collector."""
 
     def __init__(
         self, stream: Stream[EventT], turn_events: TurnEvents, writer: Writer[EventT, Any]

@@ -85,8 +85,8 @@ class HealthController(Controller):
     ) -> Response[Readiness]:
         """Whether the gateway takes turns: an engine is ready (or was until just now), the journal
         has room, no loop is failing, and the gateway was not told to stop. A database that is away
-        does not count, since it may come back by itself. One that is damaged, or another one than
-        before, makes the gateway not ready. `/health` is vLLM's name, which GuideLLM asks for."""
+        does not count, since it may come back by itself. A database that is damaged, or that was
+        replaced, makes the gateway not ready. `/health` is vLLM's name, which GuideLLM asks for."""
         journal = services.journal
         shared = services.shared_limits
         loops = services.supervisor.failing
@@ -153,11 +153,11 @@ class HealthController(Controller):
 
 
 def _num_names_of(engine: Engine) -> int | None:
-    """The prefixes that an engine told it holds; None while it tells nothing."""
+    """How many prefixes an engine reported to hold; None while it reports nothing."""
     return None if engine.holdings.is_stale(engine.monotonic()) else len(engine.holdings)
 
 
 def _blocks_of(engine: Engine) -> BlockStats | None:
-    """The blocks of the process that answers; None before it told of them."""
+    """The blocks of the process that answers; None before it reported them."""
     stats = engine.last_stats
     return stats.blocks if stats is not None and stats.epoch == engine.answers_in else None

@@ -1,9 +1,12 @@
 """Images by address, from hosts that the operator lists.
 
-Whoever writes a prompt would choose what this server calls (CWE-918). So, by OWASP's cheat sheet on
-server-side request forgery: listed hosts alone, `https` on its own port, no redirect followed. And
-the connection goes to a checked address, which no second look-up can change (DNS rebinding); it is
-none of RFC 6890's special ones, nor one that carries an IPv4 address inside.
+Otherwise the writer of a prompt could choose what this server calls (CWE-918). These rules are from
+OWASP's cheat sheet on server-side request forgery:
+
+- Only listed hosts are called, by `https` on its own port. No redirect is followed.
+- The connection goes to the address that was checked, so a second look-up can't change it (DNS
+  rebinding).
+- The address is none of RFC 6890's special ones, and carries no IPv4 address inside.
 """
 
 import asyncio
@@ -20,10 +23,11 @@ from gateway.prompt.images import MAX_IMAGE_BYTES, REFUSED
 
 PORT = 443
 SECONDS = 20.0
-"""For all images of a request, beside 5 for each silence."""
+"""The time for all images of a request. Each silence is bounded besides (5 s)."""
 PER_WORKSPACE = 4
+"""How many requests of a workspace fetch images at once."""
 MAX_BYTES = 3 * MAX_IMAGE_BYTES
-"""Of all images of a request."""
+"""The most bytes of all images of a request."""
 LookUp = Callable[[str], Awaitable[Sequence[tuple[str, int]]]]
 _WITH_IPV4 = [IPv6Network(net) for net in ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")]
 
@@ -45,7 +49,7 @@ def is_public(address: str) -> bool:
 
 
 class _Refused(Exception):
-    """Why an address is not fetched, or its answer not taken."""
+    """An address is not fetched, or its answer is refused."""
 
 
 class ImageHosts:
@@ -59,7 +63,7 @@ class ImageHosts:
         is_allowed: Callable[[str], bool] = is_public,
         trust: ssl.SSLContext | None = None,
     ) -> None:
-        """`trust`: whose certificates are taken, by default those that the system trusts."""
+        """`trust` says which certificates are trusted; by default those that the system trusts."""
         self.hosts = frozenset(host.lower() for host in hosts)
         self._find = find
         self._is_allowed = is_allowed
@@ -69,9 +73,9 @@ class ImageHosts:
     async def fetch(
         self, workspace: str, places: Mapping[str, str], take: Callable[[int], Awaitable[None]]
     ) -> dict[str, bytes]:
-        """The files at addresses, whose `places` are where the request names them. `take` is
-        awaited with the bytes of each, and may refuse. Raises InvalidRequest, which names the
-        place, and RateLimited."""
+        """The files at the addresses in `places`, which has the place of each in the request.
+        `take` is awaited with the number of bytes of each file, and may refuse it. Raise
+        InvalidRequest with the place, or RateLimited."""
         files = dict[str, bytes]()
         async with self._places.taken(workspace):
             ends = asyncio.get_running_loop().time() + SECONDS
@@ -90,7 +94,7 @@ class ImageHosts:
         return files
 
     async def _get(self, address: str, room: int) -> bytes:
-        # One parser decides and calls: two may read one address in two ways.
+        # The same parser checks and calls, because two parsers may read an address in two ways.
         url = httpx.URL(address)
         if url.scheme != "https" or url.port not in (None, PORT) or url.userinfo:
             raise _Refused("must be https, without a port or a name of a user")
@@ -101,7 +105,7 @@ class ImageHosts:
         if not addresses or not all(self._is_allowed(address) for address, _ in addresses):
             raise _Refused("its host has an address that is not public")
         assert self._trust is not None
-        # Connections are not kept: one of another host with this address would be used.
+        # Connections are not kept, because one to another host at this address would be reused.
         async with (
             httpx.AsyncClient(
                 verify=self._trust,

@@ -63,7 +63,7 @@ class InteractionsController(Controller):
 
         def stream_of(writer: InteractionWriter) -> Stream[Event]:
             async def settle(events: list[Event]) -> None:
-                """Store the interaction. Where that can't be done, the last event says so."""
+                """Store the interaction. If it can't be stored, the last event says so."""
                 if keeps and not await earlier.keep(decoded, writer.interaction):
                     writer.tell_unkept()
                     for event in events[-1:]:
@@ -119,7 +119,7 @@ class InteractionsAtV1Controller(InteractionsController):
 
 
 class _Earlier:
-    """What a request stands behind: the interaction that it continues, and a cached content."""
+    """What a request continues: an earlier interaction, and a cached content."""
 
     def __init__(self, request: KeyRequest) -> None:
         self._request = request
@@ -127,8 +127,8 @@ class _Earlier:
         self._held: HeldContent | None = None
 
     async def fetch(self, decoded: Decoded) -> tuple[Decoded, int]:
-        """The request behind what it names, and the bytes of that. Raise InvalidRequest for an
-        interaction that is not stored, and NotFound for a cached content that is not there."""
+        """The request with what it continues before it, and the bytes of that. Raise InvalidRequest
+        for an interaction that is not stored, and NotFound for a missing cached content."""
         services = services_of(self._request)
         model = services.find_model(decoded.model)
         name = decoded.request.cached_content or None
@@ -153,7 +153,7 @@ class _Earlier:
         return prepare(decoded, context, self._held)
 
     async def keep(self, decoded: Decoded, interaction: Interaction) -> bool:
-        """Store an interaction with its own input; return False where that can't be done."""
+        """Store an interaction with its own input. Return False if it can't be stored."""
 
         def make() -> StoredResponse:
             steps = [] if interaction.steps is UNSET else interaction.steps
@@ -172,7 +172,7 @@ class _Earlier:
 def _writer(
     services: Services, lowered: Prepared, turn_id: TurnId, findings: Findings
 ) -> InteractionWriter:
-    """The interaction's id is the turn's, in Google's form."""
+    """The writer of an interaction, whose id is the turn's in Google's form."""
     ask = lowered.ask
     now = services.clock.wall().isoformat(timespec="seconds").replace("+00:00", "Z")
     interaction = Interaction(

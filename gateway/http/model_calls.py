@@ -278,9 +278,9 @@ async def call_gemini_model(request: KeyRequest, body: bytes, model_id: str) -> 
 
 
 def _gemini_events(failed_id: str) -> Stream[gemini_answers.GenerateContentResponse]:
-    """Server-sent events. The next event is always begun, and a heartbeat is a space in it. Some
-    clients (Genkit, `@google/generative-ai`) take anything between two events for a broken event,
-    even a blank line."""
+    """Server-sent events. The beginning of the next event is always sent at once, and a heartbeat
+    is a space in it. Some clients (Genkit, `@google/generative-ai`) take anything between two
+    events for a broken event, even a blank line."""
 
     def render(chunks: list[gemini_answers.GenerateContentResponse]) -> bytes:
         pieces: list[bytes] = []

@@ -24,8 +24,10 @@ _WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
 
 async def check_query(request: Request[Any, Any, Any]) -> None:
     """Raise InvalidRequest with one `name: reason` for each parameter that is wrong. Raise NotFound
-    for a path with NUL, which no name and no id has. A controller names it as `before_request`. The
-    application's state holds the declarations."""
+    for a path with NUL, since no name and no id has one.
+
+    Controllers have this as `before_request`. The application's state holds the declarations.
+    """
     if "\0" in request.scope["path"]:
         raise NotFound("path: there is nothing whose name has a NUL")
     declared: DeclaredQueries = request.app.state.declared_queries
@@ -39,7 +41,7 @@ async def check_query(request: Request[Any, Any, Any]) -> None:
 
 
 def query_problems(declared: Sequence[Parameter], sent: Mapping[str, Sequence[str]]) -> list[str]:
-    """One `name: reason` for each declared parameter whose given values are wrong."""
+    """One `name: reason` for each declared parameter that is missing or has wrong values."""
     problems = []
     for parameter in declared:
         values = sent.get(parameter["name"], ())
@@ -60,7 +62,7 @@ def query_problems(declared: Sequence[Parameter], sent: Mapping[str, Sequence[st
 
 
 def _rule(schema: Mapping[str, Any]) -> tuple[str, Callable[[str], bool]]:
-    """What a value must be, for people, and whether a value is."""
+    """What a value must be, in words, and a function that checks a value."""
     if "enum" in schema:
         return f"must be one of {', '.join(schema['enum'])}", schema["enum"].__contains__
     if schema["type"] == "boolean":

@@ -35,8 +35,8 @@ def reason_of(failure: GatewayError) -> str:
 
 
 class Refusals:
-    """The newest refusals, in memory: at most MAX_OF_WORKSPACE of each of MAX_WORKSPACES
-    workspaces. Those that a limit refused are counted besides."""
+    """The newest refusals, in memory: at most MAX_OF_WORKSPACE for each of MAX_WORKSPACES
+    workspaces. Refusals by a limit are also counted."""
 
     def __init__(self) -> None:
         self._newest: OrderedDict[str | None, deque[Refusal]] = OrderedDict()
@@ -49,19 +49,20 @@ class Refusals:
         while len(self._newest) > MAX_WORKSPACES:
             self._newest.popitem(last=False)
         if refusal.workspace and refusal.key and refusal.limit:
-            whose = refusal.workspace, refusal.key, refusal.limit
-            before, _ = self._limited.get(whose, (0, 0))
-            self._limited[whose] = before + 1, refusal.at_ms
-            self._limited.move_to_end(whose)
+            limit_key = refusal.workspace, refusal.key, refusal.limit
+            before, _ = self._limited.get(limit_key, (0, 0))
+            self._limited[limit_key] = before + 1, refusal.at_ms
+            self._limited.move_to_end(limit_key)
             while len(self._limited) > MAX_LIMITED:
                 self._limited.popitem(last=False)
 
     def purge(self, workspace: str) -> None:
-        """Forget what the messages of a workspace's refusals say."""
+        """Forget a workspace's refusals, whose messages may quote requests."""
         self._newest.pop(workspace, None)
 
     def limited(self, workspace: str | None) -> list[Limited]:
-        """What limits refused, the most first. `workspace` None is all."""
+        """How often limits refused requests, the largest counts first. `workspace` None selects
+        all."""
         counts = [
             Limited(workspace=owner, key=key, limit=limit, requests=count, last_ms=last_ms)
             for (owner, key, limit), (count, last_ms) in self._limited.items()
@@ -70,7 +71,8 @@ class Refusals:
         return sorted(counts, key=lambda row: (-row.requests, row.key, row.limit))
 
     def newest(self, workspace: str | None, request_id: str | None, limit: int) -> list[Refusal]:
-        """The newest first. `workspace` None is all, also those without one."""
+        """The newest refusals, the newest first. `workspace` None selects all, also refusals
+        without a workspace."""
         parts = self._newest.values() if workspace is None else [self._newest.get(workspace, ())]
         newest_parts = (
             (refusal for refusal in reversed(part) if request_id in (None, refusal.request_id))

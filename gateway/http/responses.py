@@ -6,7 +6,7 @@ from functools import partial
 from litestar import Controller, delete, get, post
 from litestar.params import FromPath, RawBody
 from litestar.response.base import ASGIResponse
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from gateway.base.errors import DemandRefused, GatewayError, PromptTooLong
@@ -73,7 +73,7 @@ class ResponsesController(Controller):
                 writer.response = replace(writer.response, store=True)
 
             async def settle(events: list[Event]) -> None:
-                """Store the response. Where that can't be done, the last event says so."""
+                """Store the response. If it can't be stored, the last event says so."""
                 if not writer.response.store:
                     return
                 if not await earlier.keep(lowered.decoded, writer.response):
@@ -151,22 +151,23 @@ class ResponsesController(Controller):
 def _response_writer(
     services: Services, lowered: Prepared, turn_id: TurnId, findings: Findings
 ) -> responses.ResponseWriter:
-    """The response's id is the turn's, in OpenAI's form."""
+    """The writer of a response, whose id is the turn's in OpenAI's form."""
     ask = lowered.ask
     request = lowered.decoded.request
     options = request.prompt_cache_options
+    applied_options: responses.AppliedCacheOptions | UnsetType = UNSET
+    if options is not None:
+        applied_options = responses.AppliedCacheOptions(
+            mode=options.mode,
+            ttl=options.ttl,
+            comparison_response_id=options.comparison_response_id or UNSET,
+        )
     response = responses.Response(
         id=f"resp_{turn_id.removeprefix('msg_')}",
         created_at=int(services.clock.wall().timestamp()),
         status="in_progress",
         model=ask.model.id,
-        prompt_cache_options=UNSET
-        if options is None
-        else responses.AppliedCacheOptions(
-            mode=options.mode,
-            ttl=options.ttl,
-            comparison_response_id=options.comparison_response_id or UNSET,
-        ),
+        prompt_cache_options=applied_options,
         conversation=Conversation(request.conversation_id) if request.conversation_id else UNSET,
         **responses.echo_of(lowered.decoded.fields),  # type: ignore[arg-type]
     )

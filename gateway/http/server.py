@@ -1,11 +1,11 @@
 """The gateway's uvicorn: its limits on connections, and how it comes to an end.
 
 On SIGTERM `/readyz` is 503 at once and every answer closes its connection, so that a load balancer
-takes the gateway out. After `drain_seconds` nothing new is accepted. Running turns have
-`grace_seconds`; then they are cut off and closed with the engine's counts. SIGINT does not wait for
-a load balancer. A second SIGINT ends the gateway at once, and the journal has the open turns.
+takes the gateway out. After `drain_seconds` nothing new is accepted. Running turns get
+`grace_seconds`. Then they are cut off and closed with the engine's counts. SIGINT does not wait for
+a load balancer. A second SIGINT ends the gateway at once. The journal then has the open turns.
 
-With HOLDFAST_ACCESS_LOG each HTTP response has a line in the log, and each turn when it is charged.
+With HOLDFAST_ACCESS_LOG each HTTP response is logged, and each turn when it is charged.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from gateway.prompt.ask import Principal
 from gateway.turn.turn import TurnService
 
 _PART_OF_KEY = 0.5
-"""Of all places, for the connections of one key."""
+"""The part of all places that the connections of one key may take."""
 _KEEP_ALIVE_SECONDS = 75
 """Longer than clients and proxies keep idle connections (the SDKs 5 s, nginx 60 s).
 
@@ -56,10 +56,14 @@ _OPTIONS_OF_ALL = ASGIResponse(
 
 
 def front(app: Litestar) -> Application:
-    """The application, with what Litestar has no routes for. HEAD is taken for GET (RFC 9110,
-    9.3.2): uvicorn leaves the body out. OPTIONS may ask of the server. Requests begin in turn
-    between workspaces and between the keys of each, those without a known key in turn between
-    addresses. Where the gateway knows why it can't start, the server logs that and no traceback."""
+    """The application, with what Litestar has no routes for.
+
+    - HEAD is served as GET (RFC 9110, 9.3.2). uvicorn leaves the body out.
+    - OPTIONS may ask about the server as a whole.
+    - Requests begin in turn between workspaces and between the keys of each. Those without a known
+      key begin in turn between addresses.
+    - If the gateway knows why it can't start, the server logs that instead of a traceback.
+    """
     strangers = Strangers()
     beginnings = Beginnings()
 
@@ -67,7 +71,7 @@ def front(app: Litestar) -> Application:
         if scope["path"] == SERVER:
             return _OPTIONS_OF_ALL(scope, receive, send)
         if scope["method"] == "HEAD":
-            # Agents ask so whether anybody serves.
+            # Agents ask `/` to see whether a server is there.
             path = "/healthz" if scope["path"] == "/" else scope["path"]
             scope = {**scope, "method": "GET", "path": path}
         return app(scope, receive, send)
@@ -88,7 +92,7 @@ def front(app: Litestar) -> Application:
         holder = gate.holder(scope)
         if holder is not None:
             connection: GuardedProtocol = scope["state"]["connection"]
-            # What waits for its beginning is no stranger's, whose places are few.
+            # A request with a known key must not wait in one of the few places of strangers.
             connection.bounds.places.connections.prove(connection, holder.key_id)
             with strangers.known:
                 await beginnings.wait(holder.workspace, holder.key_id)
@@ -158,7 +162,7 @@ class Server(SteadyServer):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         turns: TurnService = self._app.state.services.turns
-        # uvicorn begins to count a little later, so its end comes behind this.
+        # uvicorn starts its own grace a little later, so it ends after this one.
         asyncio.get_running_loop().call_later(self._grace_seconds, turns.cut.set)
         await super().shutdown(sockets)
 

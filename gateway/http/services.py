@@ -84,8 +84,8 @@ class Services:
     refused: RefusalsTable
 
     def find_model(self, requested: str) -> CatalogueModel:
-        """Raise ModelNotFound, and NoEngineReady while nothing is known of any model and an engine
-        starts that may have it."""
+        """The model of a requested id. Raise ModelNotFound, or NoEngineReady while no model is
+        known and an engine that may have it is starting."""
         served = self.fleet.served
         try:
             return self.catalogue.find(requested, served)

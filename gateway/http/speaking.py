@@ -1,8 +1,8 @@
 """Which dialect a request speaks. Errors come in it, also where the request has no route.
 
-All dialects list models at `/v1/models`, and only Google's clients call one there. Clients of all
-dialects let go of what is cached at `/v1/cache/`. Otherwise Anthropic's clients are known by their
-version header, Google's by where they put their key, and all others speak OpenAI's dialect.
+Paths of one dialect alone decide. Clients of all dialects use `/v1/models` and `/v1/cache/`. There
+Anthropic's clients are known by their version header, and Google's by where they put their key or
+by calling a model. All others speak OpenAI's dialect.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def dialect_of(scope: Mapping[str, Any]) -> Dialect:
         dialect = dialect_of_path(path)
         if dialect != "anthropic" or path.startswith(_MESSAGES):
             return dialect
-        # Google's SDK asks for what is not served here under names that Anthropic has as well.
+        # Google's SDK asks for unserved paths under names that Anthropic's API has as well.
         is_google = any(name.lower() == GOOGLE_KEY_HEADER for name, _ in scope["headers"])
         return "gemini" if is_google else dialect
     names = {name.lower() for name, _ in scope["headers"]}
@@ -51,14 +51,16 @@ def dialect_of_path(path: str) -> Dialect:
 
 
 def is_google_call(path: str) -> bool:
-    """Whether the path ends in a method of a model, such as `…/models/x:generateContent`. An
-    adapter's name may stand behind a colon too. Names of methods are in camel case."""
+    """Whether the path ends in a method of a model, such as `…/models/x:generateContent`.
+
+    An adapter's name may follow a colon too, so the endings of methods' names decide.
+    """
     method = path.rpartition("/")[2].rpartition(":")[2]
     return path.startswith(_MODELS) and method.endswith(("Content", "Contents", "Tokens"))
 
 
 def google_key_in_query(scope: Mapping[str, Any]) -> str | None:
-    """The key of `?key=`. It is read nowhere else, and no log has the query."""
+    """The key of `?key=`. Only this reads it, and the query is never logged."""
     query: bytes = scope.get("query_string", b"")
     if b"key=" not in query:
         return None
@@ -69,7 +71,7 @@ def google_key_in_query(scope: Mapping[str, Any]) -> str | None:
 
 
 def headers_of(scope: Mapping[str, Any]) -> Mapping[bytes, bytes]:
-    """The first header of each name, in lower case. It is made at the first call."""
+    """The first header of each name, in lower case. The mapping is made at the first call."""
     state: dict[str, Any] = scope["state"]
     if "headers" not in state:
         state["headers"] = dict(reversed(scope["headers"]))
@@ -78,7 +80,7 @@ def headers_of(scope: Mapping[str, Any]) -> Mapping[bytes, bytes]:
 
 
 def header_of(scope: Mapping[str, Any], name: bytes) -> str | None:
-    """The first header of that name, which is given in lower case; None without one. Litestar
-    decodes all headers of a request for the first one that is asked for."""
+    """The first header of that name, which is given in lower case; None without one. Litestar would
+    decode all headers of the request."""
     value = headers_of(scope).get(name)
     return None if value is None else value.decode("latin-1")

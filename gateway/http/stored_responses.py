@@ -49,8 +49,7 @@ async def chain_to(
 async def chain_of(
     request: KeyRequest, chain: Sequence[Link], path: str
 ) -> dict[str, StoredResponse]:
-    """What is still stored of a chain, in its order. Its bytes count as if the request had sent
-    them."""
+    """What is still stored of a chain, in its order. Its bytes count as the request's own."""
     num_bytes = sum(link.num_bytes for link in chain)
     check_chain(len(chain), num_bytes, path)
     await brought_in(request.scope, num_bytes)
@@ -84,8 +83,8 @@ class Continued:
         self._chain: list[Link] = []
 
     async def fetch(self, decoded: Decoded) -> tuple[Decoded, int]:
-        """The request behind what it names, and the bytes of that. Raise InvalidRequest for what
-        is not stored."""
+        """The request with what it continues before it, and the bytes of that. Raise InvalidRequest
+        for what is not stored."""
         previous = decoded.request.previous_response_id
         conversation = decoded.request.conversation_id
         if previous is None and conversation is None and not decoded.references:
@@ -99,7 +98,7 @@ class Continued:
         if len(earlier) < len(self._chain):
             num_lost = len(self._chain) - len(earlier)
             decoded.notepad.ignore(path, f"of the responses before {num_lost} are kept no longer")
-        # They are read one after the other, because their bytes are known only then.
+        # Responses are read one after the other, because their bytes are known only then.
         referenced = list[Raw]()
         num_bytes = 0
         stems = dict.fromkeys(item_id.partition("_")[2][:-2] for item_id in decoded.references)
@@ -125,7 +124,7 @@ class Continued:
         return conversation.chain
 
     async def keep(self, decoded: Decoded, response: responses.Response) -> bool:
-        """Store a response with its own input; return False where that can't be done."""
+        """Store a response with its own input. Return False if it can't be stored."""
         workspace = self._request.user.workspace
         stem = response.id.removeprefix("resp_")
 

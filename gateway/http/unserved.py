@@ -1,7 +1,6 @@
-"""What is said of a path or a method that is not served: the nearest one that is.
+"""Messages for paths and methods that are not served. They name the nearest one that is.
 
-Most such requests come from a client whose base URL ends in `/v1` and should not, or should and
-does not.
+Most such requests come from a client whose base URL wrongly ends in `/v1`, or wrongly does not.
 """
 
 from difflib import get_close_matches
@@ -44,7 +43,7 @@ _MODEL_METHODS = (":generateContent", ":streamGenerateContent", ":countTokens")
 
 
 def not_found_message(path: str) -> str:
-    """What a 404 says of a path that has no route. The path is cut at _SHOWN_CHARACTERS."""
+    """The message of a 404 for a path without a route. The path is cut at _SHOWN_CHARACTERS."""
     path_shown = path[:_SHOWN_CHARACTERS]
     rest = path_shown.rstrip("/")
     while rest.startswith(tuple(f"{version}/" for version in _VERSIONS)):
@@ -69,7 +68,7 @@ def not_found_message(path: str) -> str:
 
 
 def not_allowed_message(method: str, allowed: str) -> str:
-    """What a 405 says. `allowed` is the response's header, such as `GET, OPTIONS`."""
+    """The message of a 405. `allowed` is the response's header, such as `GET, OPTIONS`."""
     methods = [name for name in allowed.split(", ") if name and name not in ("OPTIONS", "HEAD")]
     advice = f"; use {' or '.join(methods)}" if methods else ""
     return f"method not allowed: {method}{advice}"
