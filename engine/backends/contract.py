@@ -1,4 +1,4 @@
-"""The engine that every backend is: workers that prepare, books, a loop that computes, reports."""
+"""The part that all backends share: preparation, accounting, the loop that computes, reports."""
 
 import asyncio
 from array import array
@@ -127,11 +127,11 @@ class EngineBackend:
        goes on, and it may come at any time;
     6. `stop` ends everything; it may come at any time, also after a failed `load`.
 
-    `scope` is that of a body in bytes, as its header tells: by it workers are shared fairly.
-    `today` is the day that a template writes into what was not written before.
+    `scope` is the scope in the header of a request whose body is bytes. Workers are shared fairly
+    between scopes. `today` gives the day that a template writes into new prefixes.
     """
 
-    # What a purge can't remove, in words.
+    # Descriptions of the content that a purge can't remove.
     unpurged: tuple[str, ...] = ()
 
     def __init__(
@@ -145,8 +145,9 @@ class EngineBackend:
         self._clock = clock
         self._on_crash = on_crash
         self._events = EventLog(epoch=uuid4().hex)
-        # Compiling takes a tenth of a second of processor. It yields to the model's step.
-        # A thread for each worker, which compiled the same before: no scope can fill them all.
+        # Compiling takes a tenth of a second of processor time, at a lower priority than the step.
+        # A worker has compiled the same grammar before. So with a thread for each worker no scope
+        # can fill all threads.
         self._compilers = ThreadPoolExecutor(MAX_WORKERS, "compile", initializer=step_back)
         self._event_loop = asyncio.get_running_loop()
         self._born_at = clock.now()
@@ -173,8 +174,7 @@ class EngineBackend:
     # Generation.
 
     def check_epoch(self, epoch: str) -> None:
-        """Raise NotReady where a generation is meant for another epoch. An empty epoch means
-        any."""
+        """Raise NotReady if a generation is meant for another epoch. An empty `epoch` fits all."""
         if epoch not in ("", self._ready().description.epoch):
             raise NotReady("this engine was started anew: ask for its description")
 
@@ -222,7 +222,7 @@ class EngineBackend:
     async def _prepared(
         self, loaded: Loaded, body: Body, scope: str
     ) -> tuple[Prepared, ImagePrompt | None]:
-        """A body as a worker prepared it, with the places of its images widened."""
+        """The body as a worker prepared it. The place of each image has all of its tokens."""
         prepared = await loaded.preparation.run(GENERATE, *_prepared_as(body, scope))
         assert isinstance(prepared, Prepared)
         if not prepared.images:
@@ -286,7 +286,7 @@ class EngineBackend:
         self._events.close()
 
     async def snapshot(self) -> Snapshot:
-        """A part between two steps, so that none waits long for it."""
+        """The names that are held. They are read in parts between steps, so that no step waits."""
         loaded = self._ready()
         seq = await self._call(loaded, lambda: loaded.accounting.num_published)
         chains = await self._parts_of(loaded, chains_held(loaded.cache, self._clock.now))
@@ -370,7 +370,10 @@ class EngineBackend:
     async def _purge_blocks(
         self, loaded: Loaded, owner: Digest | None
     ) -> tuple[PurgedBlocks, PurgedBlocks]:
-        """Those of the device and those of the host. Blocks of others' memory are not touched."""
+        """The purged blocks of the device and of the host.
+
+        None are purged here. A backend whose blocks are in its own memory overrides this.
+        """
         return NO_BLOCKS, NO_BLOCKS
 
     async def _purge_pool(
@@ -380,12 +383,14 @@ class EngineBackend:
         owner: Digest | None,
         purge: "Callable[[BlockPool, Digest | None, int, int], PurgedBlocks]" = BlockPool.purge,
     ) -> PurgedBlocks:
-        """A part of a pool between two steps, so that none waits long for it."""
+        """Purge a pool in parts between steps, so that no step waits long."""
         begins = range(0, pool.num_blocks, MAX_BLOCKS_A_STEP)
         parts = (purge(pool, owner, begin, begin + MAX_BLOCKS_A_STEP) for begin in begins)
-        purged = await self._parts_of(loaded, parts)
+        purged_parts = await self._parts_of(loaded, parts)
         return PurgedBlocks(
-            *(list(chain.from_iterable(places)) for places in zip(*purged, strict=True))
+            empty=[block_id for part in purged_parts for block_id in part.empty],
+            tails=[tail for part in purged_parts for tail in part.tails],
+            busy=[block_id for part in purged_parts for block_id in part.busy],
         )
 
     async def load_adapter(self, name: str) -> AdapterInfo:
@@ -429,7 +434,7 @@ class EngineBackend:
         asyncio.run_coroutine_threadsafe(loaded.preparation.warm(), self._event_loop).result()
 
     def _report(self, loaded: Loaded, counters: Mapping[str, int], **figures: Any) -> Stats:
-        """The figures of every backend, with its `own` fields and the counters that it has."""
+        """The figures of every backend, with the backend's own `counters` and `figures`."""
         totals = loaded.accounting.totals
         entries = loaded.cache.entries
         return Stats(

@@ -1,7 +1,7 @@
 """The engines over vLLM and over a server: another program computes, and we keep books.
 
-Its blocks are mirrored here: their tokens, their names, the entries on them. It steps by itself,
-and its answers become frames.
+The other program's blocks are mirrored here: their tokens, their names, the entries on them. That
+program steps by itself, and its answers become frames.
 """
 
 import asyncio
@@ -43,14 +43,14 @@ class Order:
     sample: SampleParams
     # At least 1.
     max_tokens: int
-    # The client asked for draws that can be repeated.
+    # Whether the client asked for draws that can be repeated.
     is_seeded: bool = False
-    # They end it, and nothing else does.
+    # The tokens that end it. Nothing of the model's files does.
     end_token_ids: Sequence[TokenId] = ()
-    # In llguidance's form of Lark.
+    # The grammar of the answer, in llguidance's form of Lark. None: the answer is free.
     grammar: str | None = None
     is_batch: bool = False
-    # Its digest, empty without one.
+    # The adapter's digest. Empty: no adapter acts on it.
     adapter: str = ""
     image_prompt: ImagePrompt | None = None
 
@@ -77,8 +77,8 @@ def new_order(sequence: SequenceState, order_id: str, max_context_tokens: int) -
         request=request.request,
         sample=sequence.sample,
         is_seeded=request.request.sampling.seed is not None,
-        # No program computes a prompt alone, so pre-warming samples one token, which nobody is
-        # told.
+        # No program computes a prompt without sampling. So pre-warming samples one token, which is
+        # not sent to the client.
         max_tokens=max(room if max_tokens is None else min(max_tokens, room), 1),
         end_token_ids=sorted(parser.end_token_ids) if isinstance(parser, TurnParser) else [],
         grammar=parser.grammar if isinstance(parser, TurnParser) else None,
@@ -103,7 +103,10 @@ def vllm_sampling(
         "repetition_penalty": sample.repetition_penalty,
         "min_p": sample.min_p,
         "min_tokens": min(sample.min_tokens, order.max_tokens),
-        "logit_bias": {t: b for t, b in sample.bias.items() if t < vocabulary_size} or None,
+        "logit_bias": {
+            token: bias for token, bias in sample.bias.items() if token < vocabulary_size
+        }
+        or None,
         "max_tokens": order.max_tokens,
         # We say what ends a turn, not the model's files.
         "ignore_eos": True,
@@ -116,10 +119,10 @@ def vllm_sampling(
 
 
 class MirrorPool(BlockPool):
-    """Mirrors of blocks with entries or names. Other blocks have none."""
+    """Mirrors of the other program's blocks that have entries or names."""
 
     def mirror(self, digests: PromptDigests) -> list[Block]:
-        """The mirrors of a prompt's full blocks, each with one reference more."""
+        """The mirrors of a prompt's full blocks. Each gets a reference."""
         blocks = []
         for index, digest in enumerate(digests.full):
             packed = digests.block_tokens(index)
@@ -142,23 +145,24 @@ class MirrorPool(BlockPool):
             self.requeue(block)
 
     def _enqueue(self, block: Block) -> None:
-        # Names below are hints until their entry is read. Then it stands on blocks of the device.
+        # Names in the tier below are only hints, until their entry is read onto the device.
         if not block.dependents and (not block.names or self.tier == "disk"):
             self._forget_content(block)
         super()._enqueue(block)
 
 
 class MirrorCache(PrefixCache):
-    """`_unwritten`: segments whose entries the other program or our books had no room for."""
+    """The cache over mirrors: the other program decides what is in memory."""
 
     pool: MirrorPool
 
     def __init__(self, pool: MirrorPool, entries: Entries, hasher: ChainHasher) -> None:
         super().__init__(pool, entries, hasher)
+        # Segments whose entries the other program or our books had no room for.
         self._unwritten: set[int] = set()
 
     def _settle(self, query: CacheQuery, lookup: Lookup, reused: int) -> bool:
-        """Note how much of a prompt came from memory. False: a part of the hit did not."""
+        """Note how much of a prompt came from memory. Return whether the whole hit did."""
         size = self.pool.block_size
         hit = lookup.hit
         lookup.raced = min(lookup.raced, reused)
@@ -168,15 +172,16 @@ class MirrorCache(PrefixCache):
         return hit is None or lookup.read >= min(hit.tokens, usable)
 
     def _lost(self, lookup: Lookup) -> None:
-        """A part of the hit was gone. So the breakpoints behind the part that was read are
-        missed."""
+        """Note that breakpoints behind `read` were missed, since a part of the hit was gone."""
         for mark in lookup.marks:
             if mark.tokens > lookup.read:
                 lookup.missed.setdefault(mark.segment, "best_effort_evicted")
 
     def _was_overtaken(self, query: CacheQuery, lookup: Lookup, mark: Mark, now: float) -> bool:
-        """An entry that our books had at the look-up, and that the other program lost, was not
-        overtaken."""
+        """Whether another request wrote or computed this mark's prefix after the look-up.
+
+        None did if the look-up found an entry there whose content the other program had lost.
+        """
         was_there = lookup.missed.get(mark.segment) in ("best_effort_evicted", "not_told")
         return not was_there and super()._was_overtaken(query, lookup, mark, now)
 
@@ -220,24 +225,21 @@ class ExternalLoop:
         self._tasks: set[asyncio.Task[None]] = set()
         self._serving: dict[SequenceState, asyncio.Task[None]] = {}
         self._is_stopped = False
+        # The request beside which none of ours has run since it arrived.
         self._alone: RequestState | None = None
-        """The request that has had the other program to itself since it arrived, as far as our own
-        requests tell."""
 
     async def _generate(self, sequence: SequenceState) -> None:
-        """Have a choice computed. The end of `_serving` ends it here too."""
+        """Have a choice computed. Stop when the choice is no longer in `_serving`."""
         raise NotImplementedError
 
     # Requests.
 
     def submit(self, request: RequestState, samples: list[SampleParams]) -> None:
         """The first choice computes the prompt. Raises DuplicateRequest and Overloaded."""
-        # The requests that have not begun to answer. The other program does not tell which it
-        # computes.
-        if (
-            sum(sequence.request.started_at is None for sequence in self._serving)
-            >= self._max_waiting
-        ):
+        # Requests that have not begun to answer count as waiting: the other program does not say
+        # which it computes.
+        num_waiting = sum(sequence.request.started_at is None for sequence in self._serving)
+        if num_waiting >= self._max_waiting:
             raise Overloaded("too many requests are waiting")
         self.accounting.arrived(request, samples)
         self._alone = None if self._serving else request
@@ -275,12 +277,14 @@ class ExternalLoop:
         self._learn(request)
         self._cache.let_go(request.lookup)
         sequence.table.release()
-        for fork in request.sequences[1:]:
-            self._begin(fork)
+        for other in request.sequences[1:]:
+            self._begin(other)
 
     def _learn(self, request: RequestState) -> None:
-        """Learn from the time of a prefill that waited for nobody. Nothing is told of others'
-        steps."""
+        """Learn from the time of a prefill that waited for no other request.
+
+        Other prefills teach nothing, since the other program does not report its steps.
+        """
         if self._alone is not request or len(request.sequences) > 1:
             return
         began_at = request.began_at
@@ -376,7 +380,7 @@ class ExternalLoop:
             self._on_crash(error)
 
     async def _cancel_tasks(self) -> None:
-        """Cancel all but the caller's own, and wait for their ends."""
+        """Cancel all tasks but the caller's, and wait until they have ended."""
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()

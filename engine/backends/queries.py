@@ -58,8 +58,8 @@ def new_samples(request: GenerateRequest, description: Description) -> list[Samp
     default = description.default_sampling
     drawn_by: dict[str, Any] = {}
     for name, neutral in NEUTRAL.items():
-        said = (getattr(sampling, name), getattr(default, name), neutral)
-        drawn_by[name] = next(value for value in said if value is not None)
+        candidates = (getattr(sampling, name), getattr(default, name), neutral)
+        drawn_by[name] = next(value for value in candidates if value is not None)
     seed = crc32(request.request_id.encode()) if sampling.seed is None else sampling.seed
     return [
         SampleParams(

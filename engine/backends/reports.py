@@ -1,4 +1,4 @@
-"""What an engine tells of what it holds: events, entries, names, and a map of the pool's blocks."""
+"""Reports of what an engine holds: events, entries, names, and a map of the pool's blocks."""
 
 import asyncio
 from collections import Counter, deque
@@ -30,6 +30,15 @@ MAX_BEHIND = 8_192
 HEARTBEAT_SECONDS = 5.0
 
 
+class _HeldPlace(NamedTuple):
+    """Where a name is held."""
+
+    tier: Tier
+    # The tokens of its prefix.
+    tokens: int
+    is_leased: bool
+
+
 class EventLog:
     def __init__(self, epoch: str) -> None:
         self.epoch = epoch
@@ -37,35 +46,35 @@ class EventLog:
         self._replay: deque[Event] = deque(maxlen=REPLAY_EVENTS)
         self._subscribers: set[asyncio.Queue[Event | None]] = set()
         self._is_closed = False
-        # By name, the tier where it is held, at how many tokens, and whether it is leased.
-        self._names: dict[str, tuple[Tier, int, bool]] = {}
+        self._places: dict[str, _HeldPlace] = {}
 
     def held(self, names: Sequence[str]) -> list[ChainHeld]:
-        """Those of these names that are held, as far as events and snapshots told."""
+        """The held names, according to events and snapshots. Each is a chain of its own."""
         chains = []
         for name in names:
-            place = self._names.get(name)
+            place = self._places.get(name)
             if place is not None:
-                tier, tokens, is_leased = place
-                chain = [HeldName(name, tokens)]
-                chains.append(ChainHeld(seq=0, names=chain, tier=tier, num_leased=int(is_leased)))
+                chain = [HeldName(name, place.tokens)]
+                num_leased = int(place.is_leased)
+                chains.append(ChainHeld(seq=0, names=chain, tier=place.tier, num_leased=num_leased))
         return chains
 
     def _note(self, event: Event) -> None:
         match event:
             case ChainHeld():
                 for index, name in enumerate(event.names):
-                    before = self._names.get(name.digest)
-                    is_leased = index < event.num_leased or (before is not None and before[2])
-                    self._names[name.digest] = event.tier, name.tokens, is_leased
+                    before = self._places.get(name.digest)
+                    was_leased = before is not None and before.is_leased
+                    is_leased = was_leased or index < event.num_leased
+                    self._places[name.digest] = _HeldPlace(event.tier, name.tokens, is_leased)
             case ChainGone():
                 for digest in event.names:
-                    self._names.pop(digest, None)
+                    self._places.pop(digest, None)
             case LeaseEnded():
                 for digest in event.names:
-                    place = self._names.get(digest)
+                    place = self._places.get(digest)
                     if place is not None:
-                        self._names[digest] = *place[:2], False
+                        self._places[digest] = place._replace(is_leased=False)
 
     def publish(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -94,12 +103,12 @@ class EventLog:
         """
         if self._is_closed:
             return
-        mine: asyncio.Queue[Event | None] = asyncio.Queue(maxsize=MAX_BEHIND)
+        queue: asyncio.Queue[Event | None] = asyncio.Queue(maxsize=MAX_BEHIND)
         first = self._replay[0].seq if self._replay else self.last_seq + 1
         missed: list[Event] | None = None
         if epoch == self.epoch and after is not None and first - 1 <= after <= self.last_seq:
             missed = [event for event in self._replay if event.seq > after]
-        self._subscribers.add(mine)
+        self._subscribers.add(queue)
         try:
             if missed is None:
                 base = await snapshot()
@@ -114,7 +123,7 @@ class EventLog:
                 last = self.last_seq if not missed else missed[-1].seq
             while True:
                 try:
-                    next_event = await asyncio.wait_for(mine.get(), HEARTBEAT_SECONDS)
+                    next_event = await asyncio.wait_for(queue.get(), HEARTBEAT_SECONDS)
                 except TimeoutError:
                     yield Heartbeat(seq=last)
                     continue
@@ -124,10 +133,10 @@ class EventLog:
                     last = next_event.seq
                     yield next_event
         finally:
-            self._subscribers.discard(mine)
+            self._subscribers.discard(queue)
 
     def _end(self, subscriber: "asyncio.Queue[Event | None]") -> None:
-        """Nothing comes behind this; `publish` left room for it."""
+        """Put the end mark into the subscriber's queue. `publish` left room for it."""
         self._subscribers.discard(subscriber)
         subscriber.put_nowait(None)
 
@@ -141,8 +150,8 @@ MAX_NAMES_A_STEP = 4096
 def chains_held(cache: PrefixCache, now: Callable[[], float]) -> Iterator[list[ChainHeld]]:
     """What is held, block by block: the names of one block are one chain's.
 
-    Each part is to be taken between two steps. Events behind the first part may be in later parts
-    already. A follower takes them in again: each says what its names are from then on.
+    The caller takes each part between two steps. Changes after the first part may already be in the
+    later parts, and come again as events. That is harmless: an event gives the state of its names.
     """
     part = list[ChainHeld]()
     num_names = 0
@@ -167,8 +176,12 @@ def _chain_of(cache: PrefixCache, block: Block, now: Callable[[], float]) -> Cha
         num_leased = len(names) if block.is_promised else 0
         return ChainHeld(seq=0, names=names, tier=block.tier, num_leased=num_leased)
     # A block of the store is leased for as long as an entry that is leased there.
-    leased = (e for e in cache.store.copies.of(block) if e.is_leased and e.lease_tier == "disk")
-    ends_at = max((entry.expires_at for entry in leased), default=None)
+    expiries = (
+        entry.expires_at
+        for entry in cache.store.copies.of(block)
+        if entry.is_leased and entry.lease_tier == "disk"
+    )
+    ends_at = max(expiries, default=None)
     return ChainHeld(
         seq=0,
         names=names,
@@ -186,11 +199,13 @@ def entry_infos(
     limit: int | None = None,
     after: str | None = None,
 ) -> list[EntryInfo]:
-    """The live entries of one scope, or of all; `owners` as `owners_of` finds them. With a `limit`
-    only so many: the largest first, or with `after` those whose ids (hexadecimal) follow it, in the
-    order of their ids."""
+    """The live entries of one scope, or of all scopes. `owners` is what `owners_of` found.
+
+    With `after` these are the entries whose ids (hexadecimal) follow it, in the order of their ids.
+    Without it the largest come first. With a `limit` there are no more than so many.
+    """
     num_own_blocks = Counter(owners.values())
-    at = now()
+    current = now()
     block_size = cache.pool.block_size
     infos = list[EntryInfo]()
     live = [entry for entry in cache.entries.live() if scope in (None, entry.scope)]
@@ -210,7 +225,7 @@ def entry_infos(
                 blocks=len(entry.blocks),
                 ttl=entry.ttl,
                 state=entry.state,
-                expires_in_seconds=entry.expires_at - at,
+                expires_in_seconds=entry.expires_at - current,
                 has_own_lifetime=entry.seconds is not None,
                 reads=entry.reads,
                 name=entry.name,
@@ -232,29 +247,30 @@ def _key_of(entry: Entry) -> bytes:
 
 
 MAX_HOLDINGS = 1000
-"""Of entries; the others of a scope are counted together."""
+"""The most entries that are reported one by one. A scope's other entries are counted together."""
 Count = Counter[tuple[str | None, Entry | None, str]]
 
 
 def owners_of(cache: PrefixCache, owners: dict[Block, Entry]) -> Iterator[int]:
-    """Fill `owners`: the entry that each block counts for, the shortest, leased ones first.
+    """Fill `owners` with the entry that each block counts for.
 
-    Each part is to be taken between two steps. Entries of one chain share its beginning, so each is
-    walked from its end to the first block that another has: the whole is linear in the blocks.
+    That is the shortest leased entry on the block, else the shortest entry. The caller takes each
+    part between two steps. Entries of one chain share its beginning. So each entry is walked from
+    its end to the first block that has an owner, and the total is linear in the number of blocks.
     """
     entries = sorted(cache.entries.live(), key=lambda entry: (not entry.is_leased, entry.tokens))
-    num = 0
+    num_seen = 0
     for entry in entries:
         for block in reversed(entry.blocks):
             if block in owners:
                 break
             owners[block] = entry
-            num += 1
-        num += 1
-        if num >= MAX_BLOCKS_A_STEP:
-            yield num
-            num = 0
-    yield num
+            num_seen += 1
+        num_seen += 1
+        if num_seen >= MAX_BLOCKS_A_STEP:
+            yield num_seen
+            num_seen = 0
+    yield num_seen
 
 
 class CellsPart(NamedTuple):
@@ -268,10 +284,10 @@ class CellsPart(NamedTuple):
 def cells_of(
     cache: PrefixCache, blocks_per_cell: int, owners: Mapping[Block, Entry]
 ) -> Iterator[CellsPart]:
-    """The map of the device's pool, and whose its blocks are.
+    """The map of the device's pool, with the owners of its blocks.
 
-    Each part is to be taken between two steps.
-    Of `owners` only those count that are live still, on the block that they stood on.
+    The caller takes each part between two steps. An entry in `owners` counts only if it is still
+    live.
     """
     pool = cache.pool
     blocks = pool.blocks
@@ -315,7 +331,7 @@ def state_of(block: Block, entry: Entry | None) -> str:
 
 
 def entry_holdings(owners: Mapping[Block, Entry]) -> Count:
-    """What live entries stand on, by what they say of themselves: the blocks are another's."""
+    """The blocks of live entries by the entries' own states. The blocks are another program's."""
     holdings = Count()
     for entry in owners.values():
         holdings[entry.scope, entry, entry.state] += 1
@@ -323,18 +339,18 @@ def entry_holdings(owners: Mapping[Block, Entry]) -> Count:
 
 
 def holdings_of(counted: Count) -> list[Holding]:
-    """By entry, those with the most blocks first, and then what has none."""
+    """The holdings by entry, the one with the most blocks first, then those without an entry."""
     sizes = Counter[Entry]()
     for (_, entry, _), count in counted.items():
         if entry is not None:
             sizes[entry] += count
     largest = dict.fromkeys(entry for entry, _ in sizes.most_common(MAX_HOLDINGS))
-    by = dict[tuple[str | None, Entry | None], Counter[str]]()
+    by_entry = dict[tuple[str | None, Entry | None], Counter[str]]()
     for entry in largest:
-        by[entry.scope, entry] = Counter()
+        by_entry[entry.scope, entry] = Counter()
     for (scope, entry, state), count in counted.items():
-        whose = scope, entry if entry in largest else None
-        by.setdefault(whose, Counter())[state] += count
+        reported = entry if entry in largest else None
+        by_entry.setdefault((scope, reported), Counter())[state] += count
     return [
         Holding(
             scope=scope,
@@ -343,7 +359,7 @@ def holdings_of(counted: Count) -> list[Holding]:
             tokens=entry.tokens if entry else 0,
             **states,
         )
-        for (scope, entry), states in by.items()
+        for (scope, entry), states in by_entry.items()
     ]
 
 

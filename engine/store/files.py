@@ -15,9 +15,9 @@ never stands for a part of a file while the machine runs. A block's file is:
     checksum of all but itself, XXH3 of 128 bits                                   16
     payload                                                                        payload_bytes
 
-A reader knows what must stand in front of the payload, and takes no file in which anything else
-stands. The checksum finds damage and is not keyed: who may write a store's files may read its
-secret as well.
+A reader knows which bytes must stand in front of the payload, and rejects every other file. The
+checksum finds damage. It has no key, since whoever may write a store's files may also read its
+secret.
 
 A store that several engines of one model share has one secret for all, and one such directory a
 member: `members/MODEL-N/`. A member writes and deletes in its own alone, under its lock, so that
@@ -62,7 +62,7 @@ _OWN = {"secret", "lock", "format", "journal", "blocks", "new", "lost+found"}
 
 Damage = Literal["missing", "unreadable", "short", "checksum"]
 """Why a file is no block: it is gone, can't be read, has another length, or has other bytes than
-the block. It has other bytes where it was changed, or is another model's or installation's."""
+the block. It has other bytes if it was changed, or if another model or installation wrote it."""
 
 
 class Arrived(NamedTuple):
@@ -87,21 +87,24 @@ class StoreRefused(Exception):
 
 
 class StoreKeys:
-    """Keys that follow from one secret. None of them tells another.
+    """Keys that are derived from one secret. No key can be derived from another.
 
     `chain` is the key of chain digests. `seal` is the key of the journal's lines: a line of another
     installation has no right seal.
     """
 
     def __init__(self, secret: bytes) -> None:
-        self.chain, self.seal, self._names = (
-            blake2b(b"", key=secret, digest_size=32, person=use).digest()
-            for use in (b"chain", b"seal", b"name")
-        )
+        self.chain = _derived_key(secret, b"chain")
+        self.seal = _derived_key(secret, b"seal")
+        self._names = _derived_key(secret, b"name")
 
     def name_of(self, digest: bytes) -> str:
         """The file name for a chain digest. It tells nothing of content, scope or order."""
         return blake2b(digest, key=self._names, digest_size=16).hexdigest()
+
+
+def _derived_key(secret: bytes, use: bytes) -> bytes:
+    return blake2b(b"", key=secret, digest_size=32, person=use).digest()
 
 
 def fingerprint(facts: Mapping[str, str]) -> bytes:
@@ -291,8 +294,10 @@ class StoreDirectory:
 
 
 def _check_format(path: Path) -> None:
-    """Raise StoreRefused for what another version made: it is left as it is. A number that can't be
-    read is damage, and the number of a directory without one was never written."""
+    """Raise StoreRefused for a directory of another version, which is left as it is.
+
+    A number that can't be read is damage. A directory without a number is new.
+    """
     number = path / "format"
     version = number.read_bytes().strip() if number.exists() else b""
     if not version.isdigit() or int(version) == FORMAT:

@@ -1,9 +1,9 @@
 """The journal of entries, and what it gives back at a start.
 
-One sealed line a record, so that a damaged line costs its record alone. A `put` has a whole entry,
-a `touch` its times and lease, and an `end` says that the entry is gone. A record has the seconds
-that were left at a moment, and that moment by the wall clock. An entry has all of its
-tokens, so that the keys of its files follow from it. Below vLLM the files are named in it.
+Each record is one sealed line, so that a damaged line costs its record alone. A `put` has a whole
+entry, a `touch` has its times and lease, and an `end` says that the entry is gone. A record has the
+seconds that were left at a moment, and that moment by the wall clock. A `put` has all tokens of the
+entry, so that the keys of its files can be computed. With vLLM it has the names of the files.
 """
 
 import hmac
@@ -34,20 +34,20 @@ class SavedFile(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     num_tokens: int
     num_bytes: int
-    # Of all its bytes, in hex.
+    # The digest of all its bytes, in hex.
     sha256: str
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """What changes of an entry, at one moment. Durations are in seconds."""
+    """The parts of an entry that change, at one moment. Durations are in seconds."""
 
     # The moment, in seconds since 1970.
     at: float
-    # Until the entry expires.
+    # The time until the entry expires.
     left: float
-    # Since its last use.
+    # The time since its last use.
     idle: float
-    # Since it was written.
+    # The time since it was written.
     age: float
     is_leased: bool
     reads: int
@@ -67,7 +67,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def seconds_since(self, wall: float) -> float:
-        """A wall clock that went back counts as no time."""
+        """The time since the moment. It is 0 if the wall clock was set back."""
         return max(wall - self.at, 0.0)
 
     def seconds_left(self, wall: float) -> float:
@@ -87,10 +87,10 @@ class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
     ttl: Ttl
     seconds: float | None
     name: str | None
-    # By the index of the block that they stand at.
+    # The names at each block, by the block's index.
     names: dict[int, list[HeldName]]
     times: Times
-    # The chain's kind, of an adapter or not. Journals that exist call it so.
+    # The chain's kind, which need not be an adapter's. Existing journals have it under this name.
     adapter: ChainKind | None = None
     # vLLM's block hashes.
     files: list[bytes] = []
@@ -197,20 +197,20 @@ def _seal(body: bytes, keys: StoreKeys) -> bytes:
 
 
 class JournalContent:
-    """What a journal has told so far."""
+    """The state that the lines of a journal describe, as far as they were read."""
 
     def __init__(self, model: str, keys: StoreKeys) -> None:
         """`model` is a fingerprint as hex."""
         self._model = model
         self._keys = keys
-        # By their keys: those that have not ended.
+        # The entries that have not ended, by their keys.
         self.entries: dict[str, Put] = {}
-        # The keys of lines that nobody has looked at yet.
+        # The keys of the entries that lines have changed since a follower last looked.
         self.changed: set[str] = set()
         # The number of damaged lines, by reason.
         self.damages: Counter[str] = Counter()
-        # The keys of leased entries whose line is damaged. Where the key can't be read either, it
-        # is the line's number.
+        # The keys of leased entries whose line is damaged. If the key can't be read either, the
+        # line's number stands for it.
         self.lost: set[str] = set()
 
     def take(self, lines: Iterable[bytes]) -> None:
@@ -256,9 +256,9 @@ class Restored:
 
     num_entries: int = 0
     num_leases: int = 0
-    # The leases that the journal told as live, and that are not readable.
+    # The leases that were live according to the journal, and whose content can't be read.
     num_lost: int = 0
-    # By reason.
+    # The number of unusable files and lines, by reason.
     misses: Counter[str] = field(default_factory=Counter)
     # The keys of entries that the journal can leave out.
     dead: list[str] = field(default_factory=list)
@@ -304,7 +304,7 @@ def restore(
 
 
 def _anchor_names(put: Put, entry: Entry) -> None:
-    """Give the entry's blocks the names that the journal tells of them."""
+    """Give the entry's blocks the names that they have in the journal."""
     for index, names in put.names.items():
         if 0 <= index < len(entry.blocks):
             entry.blocks[index].names.update({name.digest: name.tokens for name in names})

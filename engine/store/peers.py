@@ -84,10 +84,10 @@ class _Journal:
 class Peers:
     """Takes in the entries of members' journals and files that this engine has nowhere.
 
-    Members are those of the reader's model. Those of a sibling model become entries of the
-    `kind` that stands for it, without their names. Of its entries only exact ones are taken in. An
-    entry that made way here while another member still has it is taken in again, where there is
-    room. A few are looked at in each step, in turn.
+    The members run the reader's model. If that is a sibling model, its entries get the `kind` that
+    stands for it, and no names. Only its exact entries are taken in. An entry may make way here
+    while another member still has it. It is taken in again when there is room. Each step looks at a
+    few of these entries, in turn.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Peers:
         wall: Callable[[], float],
         kind: ChainKind | None = None,
     ) -> None:
-        """`above`: the pools whose content is read without the store."""
+        """`above` are the pools above the store."""
         self.results: Results[Callable[[], None]] = Results()
         self.read_bytes = 0
         self.misses: Counter[str] = Counter()
@@ -115,9 +115,9 @@ class Peers:
         self._clock = clock
         self._wall = wall
         self._kind = kind
-        # In the order in which they are looked at again.
+        # The entries of all members, in the order in which they are looked at again.
         self._known: OrderedDict[Digest, tuple[Put, list[BlockKey]]] = OrderedDict()
-        # Files that were not there, or not what they must be.
+        # The names of files that were missing or damaged.
         self._lost: set[str] = set()
         self._journals: dict[Path, _Journal] = {}
         self._members: list[Path] = []
@@ -155,10 +155,10 @@ class Peers:
                     self.results.put(partial(self._end, self._key_here(key, keys)))
 
     def _follow(self, path: Path) -> None:
-        """Read the part of a journal behind the part that was read. A line without its end waits.
+        """Read a journal on from where it was read to. A line without its end waits.
 
-        Entries are told when the journal was read to its end, because a later line may end one.
-        Files of an entry that was told are not looked at again.
+        Entries are reported once the journal was read to its end, because a later line may end
+        one. The files of an entry are looked at once.
         """
         journal = self._journals.get(path)
         try:
@@ -174,7 +174,7 @@ class Peers:
                 file.seek(journal.offset)
                 data = file.read(MAX_READ_BYTES)
         except OSError:
-            return  # it is not there yet, or no more
+            return  # the journal is not there yet, or was deleted
         whole = data[: data.rfind(b"\n") + 1]
         journal.offset += len(whole)
         content = journal.content
@@ -206,7 +206,7 @@ class Peers:
                 put = msgspec.structs.replace(
                     put, key=here, adapter=self._kind, name=None, names={}
                 )
-            self.results.put(partial(self._told, put, keys))
+            self.results.put(partial(self._learn, put, keys))
         unfit.update(miss.reason for miss in damages.values() if miss is not None)
         if unfit:
             self.results.put(partial(self._count, unfit))
@@ -216,7 +216,7 @@ class Peers:
     def _look_at(
         self, path: Path, keys: Iterable[BlockKey], damages: dict[str, Missed | None]
     ) -> None:
-        """Note of each file once what is wrong with it."""
+        """Note what is wrong with each file. Each file is looked at once."""
         for block_key in keys:
             if block_key.name not in damages:
                 # A file that is gone is no damage: the end of its entry may be told next.
@@ -229,7 +229,7 @@ class Peers:
         return key if self._kind is None else keys[-1].digest.hex()
 
     def _keys_here(self, keys: list[BlockKey]) -> list[BlockKey]:
-        """The keys in the kind, of an entry without a recurrent state."""
+        """The keys of the same blocks in this engine's kind. The entry has no recurrent state."""
         if self._kind is None:
             return keys
         sibling_keys = list[BlockKey]()
@@ -286,14 +286,15 @@ class Peers:
         self._tier.drop_scope(owner)
         self._tier.take_deletes()
 
-    def _told(self, put: Put, keys: list[BlockKey]) -> None:
+    def _learn(self, put: Put, keys: list[BlockKey]) -> None:
+        """A member has an entry, or other times of it."""
         key = Digest(bytes.fromhex(put.key))
         self._known[key] = put, keys
         self._lost.difference_update(block_key.name for block_key in keys)
         self._put(key, put, keys)
 
     def _end(self, key: str) -> None:
-        """A member has an entry no more. What this engine has of it in higher tiers is its own."""
+        """A member's entry has ended. This engine's copy in higher tiers stays."""
         digest = Digest(bytes.fromhex(key))
         self._known.pop(digest, None)
         entry = self._entries.get(digest)
@@ -308,7 +309,7 @@ class Peers:
         self.misses.update({f"peer_{reason}": times for reason, times in reasons.items()})
 
     def _lose(self, missed: Missed) -> None:
-        """A file is not there, or not what it must be: what stands on it ends."""
+        """A file is missing or damaged: end the entries that stand on it."""
         self._count(Counter([missed.reason]))
         if len(self._lost) >= MAX_LOST:
             self._lost.clear()
@@ -331,11 +332,11 @@ class Peers:
             self._known.pop(key, None)
             return
         entry = put.entry(now, wall, is_leased=False)
-        there = self._entries.get(key)
-        if there is not None:
-            if not self._is_only_theirs(there) or there.expires_at >= entry.expires_at:
+        known = self._entries.get(key)
+        if known is not None:
+            if not self._is_only_theirs(known) or known.expires_at >= entry.expires_at:
                 return
-            self._entries.end(there, "ttl_expired")
+            self._entries.end(known, "ttl_expired")
         blocks = self._tier.acquire_keys(keys)
         if blocks is None:
             return

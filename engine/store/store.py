@@ -59,7 +59,7 @@ class Written(NamedTuple):
 
 
 class Appended(NamedTuple):
-    """The journal's file on the disk tells of these entries now."""
+    """The journal's file on the disk has these entries now."""
 
     entries: dict[Entry, Recorded]
 
@@ -99,7 +99,7 @@ class StoreThreads:
             try:
                 self._directory.write(key.name, header, payload)
             except OSError as failure:
-                error = _told(failure)
+                error = _reason_of(failure)
             self.results.put(Written(key.name, len(payload), error))
 
         self._writer.submit(task)
@@ -191,7 +191,7 @@ class StoreThreads:
         try:
             task()
         except OSError as error:
-            self.results.put(Failed(_told(error)))
+            self.results.put(Failed(_reason_of(error)))
             return False
         return True
 
@@ -200,21 +200,22 @@ class StoreThreads:
         content = replay(self._directory.journal_lines(), self.reader.model.hex(), keys)
         lines = b"".join(encode_line(put, keys) for put in content.entries.values())
         self._directory.rewrite_journal(lines)
-        self._journal_bytes = self._compacted_bytes = len(lines)
+        self._journal_bytes = len(lines)
+        self._compacted_bytes = len(lines)
 
 
-def _told(error: OSError) -> str:
+def _reason_of(error: OSError) -> str:
     return error.strerror or type(error).__name__
 
 
 class StoreBounds(NamedTuple):
-    """What the store may take."""
+    """The bounds of the store's work."""
 
-    # What a block's file takes of the disk.
+    # The bytes that a block's file takes on the disk.
     file_bytes: int
-    # So many are written at most.
+    # The most bytes that are written in a second.
     bytes_per_second: float
-    # So many blocks are brought to the device in a step at most.
+    # The most blocks that a step brings to the device.
     max_loads: int
 
 
@@ -258,7 +259,7 @@ class DiskStore:
         self._failed_writes = 0
         self._down_until: float | None = None
         self._problem: str | None = None
-        # Files that the journal does not tell of are nobody's any more.
+        # Files that no line of the journal names belong to no entry any more.
         threads.sweep(tier.names)
 
     # Around each step.
@@ -326,8 +327,10 @@ class DiskStore:
         return self._tier.num_used
 
     def purge(self, owner: Digest | None) -> "Future[None]":
-        """As `drop` of a scope, or with None of all, without a line left in the journal that tells
-        of its tokens."""
+        """Drop a scope, or with None all scopes, and leave no line in the journal with its tokens.
+
+        Done when the files are deleted.
+        """
         for peers in self._peers:
             peers.drop(owner, None)
         self._tier.drop_scope(owner)

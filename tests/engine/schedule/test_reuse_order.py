@@ -103,7 +103,7 @@ def test_nobody_is_passed_beyond_its_patience(line: list[Waiting], step: int) ->
         assert turn.uncached < passed.uncached
         assert passed.num_overtaken < MAX_OVERTAKEN
         most = max(passed.uncached, MAX_STEPS * step)
-        assert passed.overtaken + turn.uncached <= most
+        assert passed.overtaken_tokens + turn.uncached <= most
 
 
 def test_equal_prompts_are_computed_once_however_many_there_are() -> None:
