@@ -1,4 +1,4 @@
-"""Client of the gateway's admin API, the dashboard's only source. Knows HTTP, no pictures.
+"""Client of the gateway's admin API, the dashboard's only source of data.
 
 Counts are tokens, money is nano-dollars, times are UTC.
 """
@@ -18,7 +18,7 @@ TIMEOUT = httpx.Timeout(10.0, connect=2.0)
 # A long prefill sends comments meanwhile. A stream that is silent for longer has broken off.
 CALL_TIMEOUT = httpx.Timeout(300.0, connect=2.0)
 STREAM_TIMEOUT = httpx.Timeout(60.0, connect=2.0)
-# For what the gateway takes long to compute: advice.
+# For answers that take the gateway long to compute, such as advice.
 PATIENT_TIMEOUT = httpx.Timeout(90.0, connect=2.0)
 # Tabs of one sign-in ask the same questions. One answer serves them all for this long.
 KEPT_SECONDS = 3.0
@@ -63,9 +63,9 @@ class AdminClient:
 
     def __init__(self, gateway_url: str, key: str) -> None:
         self.asks_as = (gateway_url, key)
-        """Clients of one gateway and key get the same answers."""
+        """The gateway and the key. Clients with equal ones get the same answers."""
         self.has_ended = False
-        """Whether the gateway knows the key no more. Its sessions are over then."""
+        """Whether the gateway no longer knows the key, so that its sessions are over."""
         self._http = httpx.Client(
             base_url=gateway_url, headers={"x-api-key": key}, timeout=TIMEOUT, trust_env=False
         )
@@ -80,7 +80,7 @@ class AdminClient:
         kept_seconds: float | None = None,
         timeout: httpx.Timeout = TIMEOUT,
     ) -> Reply:
-        """The answer, at most `kept_seconds` old. Raise ClientError where there is none to use."""
+        """The answer, at most `kept_seconds` old. Raise ClientError if there is none."""
         max_age = KEPT_SECONDS if kept_seconds is None else kept_seconds
         query = {name: value for name, value in (params or {}).items() if value is not None}
         texts = sorted((name, str(value)) for name, value in query.items())

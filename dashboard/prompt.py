@@ -1,5 +1,7 @@
-"""What the playground sends and shows: a prompt of blocks, its answer, what became of its tokens,
-and the request as code. Pure."""
+"""The playground's data: a prompt of blocks, its answer, the tokens by class, the request as code.
+
+Pure.
+"""
 
 import json
 import shlex
@@ -17,7 +19,7 @@ from gateway.structs.usage import Turn
 Kind = Literal["tool", "system", "user", "assistant"]
 KINDS: tuple[Kind, ...] = ("tool", "system", "user", "assistant")
 _MARKER_TTLS: tuple[Ttl, ...] = ("5m", "1h")
-"""Those that the Messages API takes, `AnthropicTtl` of the gateway."""
+"""The TTLs that the Messages API takes (`AnthropicTtl` of the gateway)."""
 TTLS: dict[str, Ttl | None] = {
     "No marker": None,
     **{TTL_CLASSES[ttl].words: ttl for ttl in _MARKER_TTLS},
@@ -39,11 +41,11 @@ _PATHS = {
     "responses": "/v1/responses",
 }
 _CLOSE = 1.2
-"""Two times that differ by a smaller factor are called the same: each is measured once."""
+"""Two times that differ by less than this factor count as equal, since each is measured once."""
 
 
 class NotBlocks(ValueError):
-    """The body has what blocks of text can't show: it is sent as it is."""
+    """Blocks of text can't show the body, so it is sent as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Block:
     kind: Kind
     # A text, or a tool's JSON.
     text: str
-    # The TTL of the marker at its end; None without a marker.
+    # The TTL of the marker at its end. None: it has no marker.
     ttl: str | None = None
 
     @property
@@ -94,8 +96,10 @@ def in_order(blocks: Sequence[Block]) -> list[Block]:
 
 
 def body_of(blocks: Sequence[Block], model: str, max_tokens: int) -> dict[str, Any]:
-    """The body of a Messages request. Raise ValueError for a tool that is no JSON object.
-    Neighbours of one role are one message."""
+    """The body of a Messages request. Consecutive blocks of one role become one message.
+
+    Raise ValueError for a tool that is no JSON object.
+    """
     tools = []
     system = []
     messages: list[dict[str, Any]] = []
@@ -126,8 +130,10 @@ def _tool(text: str) -> dict[str, Any]:
 
 
 def blocks_of(body: Mapping[str, Any]) -> list[Block]:
-    """Take the body of a Messages request apart. Raise NotBlocks where it has more than text and
-    tools, or more than `MAX_BLOCKS` blocks."""
+    """Take the body of a Messages request apart.
+
+    Raise NotBlocks if it has more than text and tools, or more than `MAX_BLOCKS` blocks.
+    """
     blocks: list[Block] = []
     for tool in body.get("tools") or []:
         plain = {name: value for name, value in tool.items() if name != "cache_control"}
@@ -155,13 +161,13 @@ def _ttl(item: Mapping[str, Any]) -> str | None:
 
 @dataclass(slots=True)
 class Answer:
-    """What has come of an answer so far."""
+    """The part of an answer that has arrived so far."""
 
     text: str = ""
     id: str | None = None
     # The tokens up to each marker, as the engine counts them.
     ends: list[int | None] = field(default_factory=list)
-    # Why the answer ended badly, in the gateway's words; None where it did not.
+    # Why the answer failed, in the gateway's words. None: it did not fail.
     problem: str | None = None
 
 
@@ -184,7 +190,7 @@ def follow(lines: Iterable[str], answer: Answer) -> Iterator[None]:
 
 
 def text_of(dialect: str, answer: Mapping[str, Any]) -> str:
-    """The text of a whole answer; empty where it has none."""
+    """The text of a whole answer. It is empty if the answer has none."""
     first = (answer.get("choices") or answer.get("candidates") or [{}])[0]
     match dialect:
         case "chat":
@@ -200,8 +206,11 @@ def text_of(dialect: str, answer: Mapping[str, Any]) -> str:
 
 
 def counts_of(turn: Turn) -> dict[str, int]:
-    """A prompt's tokens by class, in the order in which they stand in it: read, written, reused
-    automatically, computed. Longer TTLs are written first, as the contract asks."""
+    """A prompt's tokens by class, in the prompt's order.
+
+    The order is: read, written, reused automatically, computed. Longer TTLs are written first, as
+    the contract asks.
+    """
     writes = reversed(turn.writes.items())
     return {
         "Read from cache": turn.cache_read_tokens,
@@ -227,9 +236,10 @@ def part_rows(
 ) -> list[dict[str, Any]]:
     """Each block of the prompt, with its tokens by class and where it ends.
 
-    `ends` are the tokens up to each marked block's end, as the engine counted them. The blocks
-    between two such ends are a group, whose tokens are divided by length in characters. A row
-    `is_exact` if its block is alone in its group; it `ends_exactly` if it is the last of its group.
+    `ends` has the engine's count of tokens up to the end of each marked block. The blocks between
+    two such ends are a group. Its tokens are divided between its blocks by length in characters. A
+    row `is_exact` if its block is alone in its group. It `ends_exactly` if its block is the last of
+    the group.
     """
     spans = prompt_spans(counts)
     marked = (number for number, block in enumerate(blocks) if block.ttl is not None)
@@ -271,7 +281,7 @@ def _overlaps(spans: Sequence[Row], start: int, end: int) -> dict[str, int]:
 
 
 def elsewhere_rows(parts: Sequence[Row]) -> list[Row]:
-    """What a second send would read, had the last marker stood at the end of each block."""
+    """For each block, what a second send would read if the last marker stood at the block's end."""
     total = parts[-1]["end"] if parts else 0
     return [
         {
@@ -287,16 +297,19 @@ def elsewhere_rows(parts: Sequence[Row]) -> list[Row]:
 
 
 def gained(first: Turn, second: Turn) -> str:
-    """What the second send gained against the first: time to first token, tokens read, and cost.
-    The words are ours alone, without any text of users."""
-    before = first.first_token_seconds
-    now = second.first_token_seconds
-    both = f"{formats.seconds(before)} → {formats.seconds(now)}"
-    if not before or not now:
+    """A sentence on the second send against the first: time to first token, tokens read, and cost.
+
+    It is shown as Markdown, so it has no text of users.
+    """
+    first_seconds = first.first_token_seconds
+    second_seconds = second.first_token_seconds
+    both = f"{formats.seconds(first_seconds)} → {formats.seconds(second_seconds)}"
+    if not first_seconds or not second_seconds:
         sooner = "**The second send** has no time to first token."
-    elif before / now >= _CLOSE:
-        sooner = f"**The second send answered {before / now:.2g} times as soon**: {both}."
-    elif now / before >= _CLOSE:
+    elif first_seconds / second_seconds >= _CLOSE:
+        factor = first_seconds / second_seconds
+        sooner = f"**The second send answered {factor:.2g} times as soon**: {both}."
+    elif second_seconds / first_seconds >= _CLOSE:
         sooner = f"**The second send answered later**: {both}."
     else:
         sooner = f"**Both sends answered about as soon**: {both}."
@@ -312,7 +325,7 @@ def gained(first: Turn, second: Turn) -> str:
 
 
 def curl(url: str, path: str, body: Mapping[str, Any]) -> str:
-    """The request as a curl command. It names the shell's variable of the key, not the key."""
+    """The request as a curl command. The command reads the key from a variable of the shell."""
     written = shlex.quote(json.dumps(body, indent=2, ensure_ascii=False))
     return (
         f'curl {shlex.quote(url + path)} \\\n  -H "x-api-key: ${KEY}" \\\n'
@@ -322,8 +335,10 @@ def curl(url: str, path: str, body: Mapping[str, Any]) -> str:
 
 
 def python(url: str, path: str, body: Mapping[str, Any]) -> str:
-    """The request as a Python program: Anthropic's SDK for its own API, plain HTTP for others. It
-    names the variable of the key, not the key."""
+    """The request as a Python program: with Anthropic's SDK for its own API, else with plain HTTP.
+
+    The program reads the key from the environment.
+    """
     if path == "/v1/messages":
         fields = "".join(f"    {name}={value!r},\n" for name, value in body.items())
         return (

@@ -23,7 +23,7 @@ from gateway.structs.fleet import Definition, ListedModel
 from gateway.structs.usage import Savings
 
 NUM_ROWS_SHOWN = 10
-"""A longer table is scrolled."""
+"""A table with more rows is scrolled."""
 START = "scripts/run"
 HOURGLASS = ":material/hourglass_empty:"
 _CHARACTER_WIDTH = 6
@@ -35,15 +35,15 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _SHARES = {"Hit rate", "Pool in use", "Foreign", "Of the limit", "Of the prompt", "Share"}
 _SHARES |= {"Reused", "Promise kept", "Share best effort"}
 _SHARE_DIGITS = 3
-# Ids of workspaces and of models, but for one that Markdown takes for an address.
+# Ids of workspaces and models. An id that Markdown would take for an address is excluded.
 _PLAIN = re.compile(r"(?!www\.)[A-Za-z0-9][A-Za-z0-9._/-]*")
 APPROXIMATE = "Approximate"
-"""The column of what a turn was computed behind; where there was something, it stands out."""
+"""The column of the approximation that a turn was computed behind. Such a cell stands out."""
 _STANDS_OUT = "background-color: #f59e0b55"
 _GREEN = "background-color: #16a34a40"
 _RED = "background-color: #dc262660"
 STATE = "State"
-"""The column of how an engine, a store or a lease fares: what is well, and what is not."""
+"""The column of the state of an engine, a store or a lease."""
 _STATES = {
     "ready": _GREEN,
     "on": _GREEN,
@@ -60,22 +60,22 @@ _STATES = {
 _IDS = {"Id", "Last request", "Request id"}
 READS_PER_WRITE = "Tokens read per token written"
 REQUESTS_OF = "Its requests"
-"""The column of addresses of what has the requests of a row."""
+"""The column of links to the requests of a row."""
 
 
 def title(text: str, question: str) -> None:
-    """A page's heading, and the question that it answers."""
+    """A page's heading, and the question that the page answers."""
     st.title(text, anchor=False)
     st.caption(question)
 
 
 def heading(text: str, number: str | None = None) -> None:
-    """A section's heading, with the definition of the number that it is about."""
+    """A section's heading. Its tooltip is the definition of the number that it is about."""
     st.subheader(text, anchor=False, help=None if number is None else meaning(number))
 
 
 def definition(number: str) -> Definition:
-    """What the gateway says that a number is."""
+    """The gateway's definition of a number."""
     entry = viewer.session().about.definitions.get(number)
     return entry or Definition(title=number.replace("_", " ").capitalize(), formula="", unit="")
 
@@ -98,8 +98,10 @@ def card(
     is_good: bool | None = None,
     is_loss: bool = False,
 ) -> None:
-    """A number with its tooltip: the gateway's definition of it, or `note` where the gateway has
-    none. `delta` stands below it; `is_good` makes that green or red."""
+    """A number with a tooltip: `note`, else the gateway's definition of the number.
+
+    `delta` stands below the number. `is_good` makes it green or red.
+    """
     colour: Literal["green", "red", "off"] = "off"
     if is_good is not None:
         colour = "green" if is_good else "red"
@@ -125,8 +127,10 @@ def money_card(number: str, nano: int | None, label: str | None = None, **option
 
 
 def time_spared(savings: Savings) -> str | None:
-    """The prefill that reads avoided, in words; None where no engine's time for a token is known.
-    It is called a GPU's time only where all of it is."""
+    """The prefill that reads avoided, in words. None: no engine's time for a token is known.
+
+    It is called GPU time only if all of it is.
+    """
     seconds = savings.prefill_seconds_avoided
     if seconds is None:
         return None
@@ -149,8 +153,11 @@ def chart(drawn: Any, key: str, alt_text: str) -> None:
 
 
 def empty(text: str, icon: str = HOURGLASS, *, key: str | None = None) -> None:
-    """Say that there is nothing to show yet, and how that changes. With a `key`, unique on its
-    page, it shows the request that fills the page, where one can."""
+    """Say that there is nothing to show yet, and how that changes.
+
+    With a `key`, which is unique on its page, this also shows a request that fills the page, if
+    there is one.
+    """
     st.info(text, icon=icon)
     session = viewer.session()
     if key is None or session.about.sample:
@@ -165,8 +172,10 @@ def empty(text: str, icon: str = HOURGLASS, *, key: str | None = None) -> None:
 
 
 def first_request(gateway_url: str, model: str) -> str:
-    """A marked prompt that is long enough to be cached, twice. The key is the shell's
-    HOLDFAST_API_KEY, so that it stands in no history."""
+    """A shell command that sends a marked prompt twice. The prompt is long enough to be cached.
+
+    The key is in the variable HOLDFAST_API_KEY, so that it is in no history.
+    """
     block = {"type": "text", "text": "$BOOK", "cache_control": {"type": "ephemeral"}}
     question = {"role": "user", "content": "What is a lease?"}
     body = {"model": model, "max_tokens": 32, "system": [block], "messages": [question]}

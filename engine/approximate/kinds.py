@@ -12,7 +12,7 @@ from engine.protocol import LEAST_KEEP, SCORERS, Compressed, Scorer
 from engine.sizing import aligned
 
 LEAST_KEPT = 64
-"""Tokens that a compressed prefix keeps at least: their places hold the digest that tells it."""
+"""A compressed prefix keeps so many tokens at least, since their places hold its digest."""
 
 # The first eight bytes of a kind's digest.
 _COMPRESSED = b"compress"
@@ -57,8 +57,7 @@ class Compression:
 def new_compression(
     scorer: Scorer, keep: float, num_tokens: int, block_size: int
 ) -> Compression | None:
-    """The compression of a prefix. None where so short a prefix would keep too little, or lose
-    nothing."""
+    """The compression of a prefix. None if it would keep too few tokens, or all of them."""
     assert LEAST_KEEP <= keep < 1
     parts = round(keep * _KEEP_PARTS)
     kept = aligned(num_tokens * parts // _KEEP_PARTS, block_size)

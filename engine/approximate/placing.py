@@ -22,9 +22,9 @@ class Placing:
     placed: Placed
     # The exact prompt's look-up.
     lookup: Lookup
-    # Where it is copied to: positions of the sequence, or slots of a compressed prompt.
+    # The ranges that it is copied to: positions of the sequence, or slots of a compressed prompt.
     ranges: list[Range]
-    # The exact prompt's blocks. None before its turn to be computed.
+    # The exact prompt's blocks. None: it is not its turn to be computed yet.
     table: BlockTable | None = None
     # The parts of the ranges that went through the model for the exact prompt.
     computed: list[Range] = field(default_factory=list)
@@ -44,9 +44,10 @@ class Placing:
 
     @property
     def num_reused(self) -> int:
-        """The copied tokens that did not go through the model for it."""
-        again = (stop - start for start, stop in (self._places(*span) for span in self.computed))
-        return _total(self.copied) - _total(self.computed) + sum(again)
+        """The number of copied tokens that did not go through the model for the exact prompt."""
+        # Chosen positions are not copied, so those among the computed ones were not reused anyway.
+        num_chosen = _total(self._places(start, end) for start, end in self.computed)
+        return _total(self.copied) - _total(self.computed) + num_chosen
 
     def begin(self, cache: PrefixCache) -> list[BlockCopy]:
         """Fill a table for the exact prompt. Raises NoFreeBlocks like `PrefixCache.begin`."""
@@ -68,12 +69,14 @@ class Placing:
 def new_placings(
     prompt: ApproximatePrompt, table: BlockTable, documents: Sequence[Lookup]
 ) -> list[Placing]:
-    """What a prompt's table lacks of what is copied. `documents` are the look-ups of what is
-    placed; none where they are let go."""
+    """The exact prompts from which a prompt's table still lacks copies.
+
+    `documents` are their look-ups. It is empty if they were let go.
+    """
     placings: list[Placing] = []
     for number, placed in enumerate(prompt.placed):
         lookup = documents[number] if documents else Lookup([], None, 0, None)
-        # What a sibling wrote is read, if it is there. It is never computed in its place.
+        # A sibling's content is read if it is there. This engine can't compute it.
         if prompt.sibling_mark is not None and lookup.hit is None:
             continue
         ranges = list(table.gaps(placed.end, placed.begin))
@@ -88,8 +91,10 @@ def usable_sources(
     digests: PromptDigests,
     lookup: Lookup | None = None,
 ) -> Sources:
-    """The blocks in memory that a prompt goes on from. A document's copy is reused whole or not at
-    all, because its tokens are chosen among all of them.
+    """The blocks in memory that a prompt continues from.
+
+    The copy of a document is reused whole or not at all, because the tokens that are computed in
+    it are chosen among all of its tokens.
     """
     size = cache.pool.block_size
     sources = cache.sources(digests, lookup)
@@ -117,8 +122,10 @@ def usable_sources(
 
 
 def num_spare(cache: PrefixCache, prompt: ApproximatePrompt, sources: Sources) -> int:
-    """The most blocks that the exact prompts take besides. They are computed where these sources
-    lack the copies."""
+    """The most blocks that the exact prompts take beside the prompt's own.
+
+    An exact prompt is computed if these sources lack a copy from it.
+    """
     size = cache.pool.block_size
     spare = 0
     for placed in prompt.placed:
@@ -133,7 +140,7 @@ def num_spare(cache: PrefixCache, prompt: ApproximatePrompt, sources: Sources) -
 
 
 def has_copy(sources: Sources, placed: Placed, size: int) -> bool:
-    """Whether these blocks of a prompt have all that is copied into it."""
+    """Whether these blocks of a prompt have the whole copy from `placed`."""
     wanted = {
         index: min(size, placed.end - index * size)
         for index in range(placed.begin // size, blocks_for(placed.end, size))

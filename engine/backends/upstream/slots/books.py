@@ -1,8 +1,8 @@
 """The books of leases in slot files: an entry is leased while its own whole file is there.
 
-A slot file can't share anything with another, so an entry has blocks of its own in a pool that
-stands for the disk. A block is a fixed number of bytes, and the budget of leases counts them. Which
-lease makes way is decided as everywhere (`engine.cache.leases`).
+Two slot files share nothing. So each entry has blocks of its own, in a pool that stands for the
+disk. A block is a fixed number of bytes, and the budget of leases counts blocks. The rules by which
+leases make way are those of `engine.cache.leases`.
 """
 
 from array import array
@@ -35,9 +35,11 @@ SPARE_CONTEXTS = 4
 
 @dataclass(frozen=True, slots=True)
 class FileSizes:
-    """What a slot file takes: `fixed` bytes, and so many a token. Measured at the start."""
+    """The size of a slot file in bytes, as measured at the start."""
 
+    # The bytes of a file without a token.
     fixed: int
+    # The bytes of each token.
     token_bytes: float
 
     def of(self, num_tokens: int) -> int:
@@ -56,7 +58,7 @@ class DiskPlan:
 
     @classmethod
     def of(cls, sizes: FileSizes, max_bytes: int, block_size: int, context: int) -> "DiskPlan":
-        """`max_bytes`: what all files may take. `context` is in tokens."""
+        """`max_bytes` is the limit for all files together. `context` is in tokens."""
         least = max(int(sizes.token_bytes * block_size), 1)
         block_bytes = max(least, blocks_for(max_bytes, MAX_BLOCKS))
         budget = max_bytes // block_bytes
@@ -64,7 +66,7 @@ class DiskPlan:
         return cls(block_size, block_bytes, budget, budget + spare)
 
     def blocks_of(self, num_tokens: int, num_bytes: int) -> int:
-        """The blocks of an entry: all of its file's bytes, and a place for each token."""
+        """The number of blocks of an entry. They have room for its file and for all its tokens."""
         return max(blocks_for(num_tokens, self.block_size), blocks_for(num_bytes, self.block_bytes))
 
 
@@ -73,16 +75,12 @@ class Freed(NamedTuple):
 
     file: SavedFile
     entry: Entry | None
-    # The entry is over too: no slot may serve it.
+    # Whether the entry has ended too. Then no slot may serve it.
     is_over: bool
 
 
 class FileEntries(UnheldEntries):
-    """Entries that are leased as long as they have a file.
-
-    `files` has the file of each entry that has one. `arriving` are those of the request that is
-    being admitted, and `refused` why others of its marks have none.
-    """
+    """Entries that are leased as long as they have a file."""
 
     def __init__(self, pool: MirrorPool, plan: DiskPlan) -> None:
         super().__init__(
@@ -93,17 +91,19 @@ class FileEntries(UnheldEntries):
         self.leases.max_blocks = plan.budget
         self.leases.scope_blocks = plan.budget // 2
         self.files: dict[Entry, SavedFile] = {}
+        # The files of the request that is being admitted, by the keys of their entries.
         self.arriving: dict[Digest, SavedFile] = {}
+        # Why other marks of that request have no file.
         self.refused: Mapping[Digest, BestEffortReason] = {}
         self._changed: dict[Entry, None] = {}
 
     @property
     def num_bytes(self) -> int:
-        """What the files of all entries take."""
+        """The bytes of the files of all entries."""
         return sum(file.num_bytes for entry, file in self.files.items() if self._is_in(entry))
 
     def adopt(self) -> None:
-        """Give entries that are there already their files that have arrived."""
+        """Lease existing entries whose files have arrived."""
         for key in list(self.arriving):
             entry = self.get(key)
             if entry is not None and self.is_live(entry) and entry.is_asked_for:
@@ -121,13 +121,13 @@ class FileEntries(UnheldEntries):
         return True
 
     def damaged_file(self, entry: Entry) -> None:
-        """The entry's file is not what it must be, or gave less than the mark."""
+        """End an entry whose file is damaged, or gave less than the entry's tokens."""
         if self.get(entry.key) is entry:
             self.end(entry, "damaged", "damaged")
             entry.is_broken = True
 
     def make_way(self, num_bytes: int, max_bytes: int) -> None:
-        """End lapsed entries, whose files are kept for turns that came before, for a new file."""
+        """End lapsed entries, which are kept for earlier turns, until a new file has room."""
         lapsed = [entry for entry in self.files if entry.is_lapsed and self._is_in(entry)]
         total = self.num_bytes + num_bytes
         for entry in sorted(lapsed, key=lambda entry: entry.expires_at):
@@ -137,7 +137,7 @@ class FileEntries(UnheldEntries):
             self.end(entry, "ttl_expired")
 
     def take_changes(self, now: float, wall: float) -> tuple[list[Record], list[Freed]]:
-        """What the manifest must be told since the last call, and the files that are to go."""
+        """The manifest's records since the last call, and the files that are deleted now."""
         records = list[Record]()
         freed = list[Freed]()
         changed = self._changed
@@ -170,7 +170,7 @@ class FileEntries(UnheldEntries):
         self._changed[entry] = None
 
     def bring_back(self, entry: Entry, blocks: Sequence[Block]) -> None:
-        """A read leaves the entry where it is."""
+        """Do nothing: a read leaves the entry in its file."""
 
     def _try_lease(self, entry: Entry) -> bool:
         if not entry.is_asked_for:
@@ -196,18 +196,18 @@ class FileEntries(UnheldEntries):
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What became of a request's marks on the way to its answer."""
+    """The files that were saved for a request's marks before its answer."""
 
-    # By the keys of their entries.
+    # The files by the keys of their entries.
     files: Mapping[Digest, SavedFile]
     # Why other marks have no file.
     refused: Mapping[Digest, BestEffortReason]
-    # Whether the hit came from its file.
+    # Whether the hit was restored from its file.
     is_restored: bool
 
 
 class SlotCache(UpstreamCache):
-    """Reads whole entries alone: from their files, or from a slot that has their tokens still.
+    """Reads only whole entries: from their files, or from a slot that still has their tokens.
 
     `admit` and `write` are called one after the other, with what was saved in between.
     """
@@ -246,7 +246,7 @@ class SlotCache(UpstreamCache):
         return None
 
     def next_hit(self, query: CacheQuery, lookup: Lookup) -> Entry | None:
-        """The hit's file was none: it ends, and the longest other entry is the hit."""
+        """End the hit, whose file is damaged. The longest other entry becomes the hit."""
         lost = lookup.hit
         assert lost is not None
         self.let_go(lookup)
@@ -264,10 +264,10 @@ class SlotCache(UpstreamCache):
         return hit
 
     def marks_to_save(self, query: CacheQuery, lookup: Lookup, behind: int) -> list[Mark]:
-        """The marks that ask for a lease and have no file, in order; `behind` so many tokens."""
+        """The marks behind `behind` tokens that ask for a lease and have no file, in order."""
         marks = dict[int, Mark]()
         for mark in lookup.marks:
-            # The file of one that has expired goes with it.
+            # The file of an expired entry is deleted with it, so it does not count.
             entry = self._known(query, mark)
             if mark.hold and mark.tokens > behind and self.file_of(entry) is None:
                 marks.setdefault(mark.tokens, mark)
@@ -281,7 +281,7 @@ class SlotCache(UpstreamCache):
     # An answer begins.
 
     def take_saved(self, query: CacheQuery, saved: Saved) -> None:
-        """What was saved for the request that is admitted next."""
+        """Take in what was saved for the request that is admitted next."""
         self.entries.arriving = dict(saved.files)
         self.entries.refused = saved.refused
         self._is_restored = saved.is_restored
@@ -331,7 +331,7 @@ class SlotCache(UpstreamCache):
     # Inside.
 
     def _miss(self, lookup: Lookup, hit: Entry) -> None:
-        """Less than the hit was reused: it is told as a miss."""
+        """Report a miss, since less than the whole hit was reused."""
         reason: MissReason = "best_effort_evicted"
         if self._is_restored:
             reason = "damaged"
@@ -346,7 +346,7 @@ class SlotCache(UpstreamCache):
             lookup.hit = None
 
     def _place(self, query: CacheQuery, mark: Mark) -> bool:
-        """Have blocks for a mark's entry, unless one is there. False where there are none."""
+        """Allocate blocks for a mark's entry, unless it exists. False if there is no room."""
         key = query.digests.at(mark.tokens)
         if key in self._new_blocks or self._known(query, mark) is not None:
             return True
@@ -360,7 +360,7 @@ class SlotCache(UpstreamCache):
     def _allocate(
         self, digests: PromptDigests, num_tokens: int, num_bytes: int
     ) -> list[Block] | None:
-        """Blocks of an entry of its own, each with a reference. None where there is no room."""
+        """Allocate the blocks of an entry, each with a reference. None if there is no room."""
         blocks = list[Block]()
         num_full, rest = divmod(num_tokens, self.pool.block_size)
         for index in range(self._plan.blocks_of(num_tokens, num_bytes)):

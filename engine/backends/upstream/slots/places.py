@@ -1,6 +1,6 @@
-"""Which slot a request gets, what each slot has, and whose that is.
+"""Which slot a request gets, the content of each slot, and its scope.
 
-The server's own choice goes by likeness and recency, over all scopes. So no request is left to it.
+The server would choose by likeness and recency, over all scopes. So each request names its slot.
 """
 
 import asyncio
@@ -12,22 +12,23 @@ from engine.text.template.boundaries import common_length
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One of the server's slots. `scope` is whose content it has."""
+    """One of the server's slots."""
 
     number: int
+    # The scope whose content it has, with adapter and salt.
     scope: str = ""
-    # The workspace's part of that.
+    # The workspace in `scope`.
     owner: str = ""
     # The packed token ids that its content begins with. None: not known, so nothing is reused.
     content: bytes | None = None
     is_busy: bool = False
-    # Nothing more is wanted of it: it is given back once the server lets go of it.
+    # Its request has ended. It is given back once the server has let go of it.
     is_leaving: bool = False
-    # Its content is to be erased before anything else: what it stood for is over.
+    # Its content must be erased before anything else, because its entries have ended.
     is_condemned: bool = False
-    # Something runs in it that is not ours, or goes on when it should have ended.
+    # A request runs in it that is not ours, or that should have ended.
     is_away: bool = False
-    # The server's number of its last request. Another one was not ours.
+    # The server's number of our last request in it. A request of another number was not ours.
     last_task: int | None = None
     last_use: int = 0
 
@@ -65,12 +66,11 @@ class SlotBook:
         return sum(slot.is_away for slot in self.slots)
 
     async def take(self, scope: str, prompt: bytes) -> Slot:
-        """The slot that has most of this scope's prompt, else an empty one, else the one that was
-        used least lately.
+        """Take the slot that has most of this scope's prompt.
 
-        One whose answer has ended is waited for, if it has more of the prompt than those that are
-        free. The server lets go of it behind the batch in hand, and a request in any other slot
-        would wait for that too.
+        If none has any of it, take an empty slot, else the least recently used one. If a slot whose
+        answer has ended has more of the prompt than the free slots, this waits for it. The server
+        lets go of it after the current batch, which a request in any other slot would wait for too.
         """
         wish = _Wish(scope, prompt, asyncio.get_running_loop().create_future())
         self._waiting.append(wish)
@@ -85,7 +85,7 @@ class SlotBook:
             raise
 
     def take_condemned(self) -> Slot | None:
-        """A free slot whose content is over."""
+        """Take a free slot whose content must be erased. None if there is none."""
         for slot in self.slots:
             if slot.is_condemned and not slot.is_busy:
                 self._take(slot)
@@ -99,24 +99,26 @@ class SlotBook:
         self._hand_out()
 
     def put_away(self, slot: Slot) -> None:
-        """Nobody gets this slot, which is taken, until it is given back."""
+        """Keep a taken slot from all requests until it is given back."""
         slot.is_away = True
         slot.is_leaving = False
         slot.content = None
         self._hand_out()
 
     def condemn(self, owner: str | None, prefix: bytes) -> None:
-        """Nothing of a workspace that begins with these tokens (packed) may be served any more.
-        None: of any."""
+        """Condemn a workspace's content that begins with these packed tokens.
+
+        It is not served any more. With None as `owner` this holds for all workspaces.
+        """
         for slot in self.slots:
-            is_its = owner in (None, slot.owner)
+            is_owned = owner in (None, slot.owner)
             content = slot.content
-            if is_its and (content is None or content.startswith(prefix)):
+            if is_owned and (content is None or content.startswith(prefix)):
                 slot.is_condemned = True
         self._hand_out()
 
     def _hand_out(self) -> None:
-        """Give free slots to who waits for them, in the order in which they came."""
+        """Give free slots to the waiting requests, in order of arrival."""
         for wish in list(self._waiting):
             if all(slot.is_busy for slot in self.slots):
                 return
@@ -127,7 +129,7 @@ class SlotBook:
                 wish.slot.set_result(slot)
 
     def _choice(self, wish: _Wish) -> Slot | None:
-        """The slot that a request gets now, or waits for. None: all are used."""
+        """The slot that a request gets now, or waits for. None: all slots are in use."""
         return min(
             (slot for slot in self.slots if slot.is_leaving or not slot.is_busy),
             key=lambda slot: (
