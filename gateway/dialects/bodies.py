@@ -1,9 +1,9 @@
 """What reading a body needs in every dialect: its bounds, its fields, the vendor's tools.
 
-A decoder makes an object of each JSON value in one call that nothing can interrupt, so the number
-of values, and of one object's keys, is bounded in front of it, a short piece of the body at a time.
-A gathered answer with log probabilities is a thousand times as long and in memory until it is
-whole: its tokens are bounded too.
+A decoder makes an object of each JSON value in one call that nothing can interrupt. So the number
+of values, and of one object's keys, is bounded before it, a short piece of the body at a time. An
+answer with log probabilities is a thousand times as long. If it goes out in one piece it is in
+memory until it is whole, so its tokens are bounded too.
 """
 
 import re
@@ -20,35 +20,39 @@ _PIECE_BYTES = 1 << 16
 _SMALL_BYTES = 1 << 16
 """The densest body of this size is decoded in a millisecond."""
 _LEAST_BYTES = 2
-"""The least bytes of a value and its separator."""
+"""The fewest bytes of a value and its separator."""
 _LEAST_KEY_BYTES = 5
-"""The least bytes of a key and its value."""
+"""The fewest bytes of a key and its value."""
 _OPENED, _COLON = b"{:"
 _MAX_PASSES = 4
 _CLOSED = re.compile(rb"\{:*+\}")
-"""An object without objects in it, as its marks alone."""
+"""An object without objects in it, of which only the marks are left."""
 _NO_MARKS = bytes(byte for byte in range(256) if byte not in b'{}[:,"')
 
 
 def check_values(body: bytes, most: int, most_keys: int) -> None:
-    """Raise TooLarge for more JSON values than `most`, keys not counted, or an object of more keys
-    than `most_keys`; linear in the body. Of bytes that are no JSON it may count up to the number of
-    their commas, colons and brackets."""
+    """Raise TooLarge for more than `most` JSON values, or for an object of more than `most_keys`
+    keys. Keys do not count as values.
+
+    The time is linear in the body. Bytes that are not JSON count by their commas, colons and
+    brackets at most.
+    """
     if len(body) <= min(_LEAST_BYTES * most, _LEAST_KEY_BYTES * most_keys, _SMALL_BYTES):
         return
     pieces: list[bytes] = []
-    number = 1
+    num_values = 1
     for marks in _marks(body):
-        number += sum(map(marks.count, (b",", b"[", b"{")))
-        if number > most:
+        num_values += marks.count(b",") + marks.count(b"[") + marks.count(b"{")
+        if num_values > most:
             raise TooLarge(f"the request body has more than {most} JSON values")
         pieces.append(marks)
     refusal = TooLarge(f"an object of the request body has more than {most_keys} keys")
-    counts = [0]
-    too_many = b":" * (most_keys + 1)  # counts: keys of the objects that are open
+    # How many keys each open object has, the outermost first.
+    num_keys = [0]
+    too_many = b":" * (most_keys + 1)
     for piece in pieces:
         marks = piece.translate(None, b",[")
-        # Most objects begin and end in one piece, with few in them: they are taken out together.
+        # Most objects begin and end in one piece and have few in them. These are removed together.
         for _ in range(_MAX_PASSES):
             if too_many in marks:
                 raise refusal
@@ -57,13 +61,13 @@ def check_values(body: bytes, most: int, most_keys: int) -> None:
                 break
         for mark in marks:
             if mark == _COLON:
-                counts[-1] += 1
-                if counts[-1] > most_keys:
+                num_keys[-1] += 1
+                if num_keys[-1] > most_keys:
                     raise refusal
             elif mark == _OPENED:
-                counts.append(0)
-            elif len(counts) > 1:
-                counts.pop()
+                num_keys.append(0)
+            elif len(num_keys) > 1:
+                num_keys.pop()
 
 
 def _marks(body: bytes) -> Iterator[bytes]:
@@ -72,13 +76,14 @@ def _marks(body: bytes) -> Iterator[bytes]:
     rest = b""
     for start in range(0, len(body), _PIECE_BYTES):
         piece = rest + body[start : start + _PIECE_BYTES]
-        # A backslash escapes the next character.
-        num_open = (len(piece) - len(piece.rstrip(b"\\"))) % 2
-        rest = piece[len(piece) - num_open :]
-        piece = piece[: len(piece) - num_open]
+        # A backslash at the end escapes the next piece's first character, so it is read with that.
+        num_backslashes = len(piece) - len(piece.rstrip(b"\\"))
+        end = len(piece) - num_backslashes % 2
+        rest = piece[end:]
+        piece = piece[:end]
         if b"\\" in piece:
             piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
-        # Two quotes side by side change nothing for what stands around them.
+        # An empty string does not change what is inside a string and what is not.
         strings = piece.translate(None, _NO_MARKS).replace(b'""', b"").split(b'"')
         yield b"".join(strings[is_inside::2])
         is_inside = (is_inside + len(strings) - 1) % 2
@@ -86,7 +91,7 @@ def _marks(body: bytes) -> Iterator[bytes]:
 
 _MARK = " - at `$"
 _MAX_PATH = 256
-"""Longer than any path of a request's own fields."""
+"""The longest path in a complaint. A request's fields have shorter ones."""
 _MAX_NEUTRAL_BYTES = 1024
 MAX_DEPTH = 64
 _INT_LIMIT = 2**63
@@ -107,7 +112,7 @@ _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def unreadable(error: Exception) -> InvalidRequest:
-    """The error of bytes that are no JSON."""
+    """The error for bytes that are not JSON."""
     match error:
         case UnicodeDecodeError():
             return InvalidRequest("The request body is not valid UTF-8")
@@ -119,8 +124,8 @@ def unreadable(error: Exception) -> InvalidRequest:
 
 
 def read(make: Callable[[], MadeT], explain: Callable[[str], InvalidRequest]) -> MadeT:
-    """What is made of a body, or InvalidRequest. `explain` says in the dialect's words what a type
-    does not take."""
+    """Call `make`, which decodes a body. Raise InvalidRequest where it fails. `explain` translates
+    a type's complaint into the dialect's words."""
     try:
         return make()
     except msgspec.ValidationError as error:
@@ -138,9 +143,10 @@ def split_complaint(complaint: str) -> tuple[str, str]:
 
 
 def check_schema(schema: dict[str, Any], path: str, bounds: RequestBounds) -> None:
-    """Raise InvalidRequest, with `path` in front, for the first bound that it breaks."""
+    """Raise InvalidRequest for the first bound that the schema breaks. `path` is in the message."""
     level: list[Any] = [schema]
-    num_values = num_properties = 0
+    num_values = 0
+    num_properties = 0
     for _ in range(bounds.max_schema_depth):
         num_values += len(level)
         if num_values > bounds.max_schema_values:
@@ -168,7 +174,7 @@ def check_schema(schema: dict[str, Any], path: str, bounds: RequestBounds) -> No
 
 
 def check_json(value: dict[str, Any], path: str) -> None:
-    """Raise InvalidRequest for what cannot cross to the engine."""
+    """Raise InvalidRequest for an object that can't cross to the engine."""
     fault = crossing_fault(value)
     if fault is not None:
         raise InvalidRequest(f"{path}: {fault}")
@@ -194,7 +200,7 @@ def crossing_fault(value: dict[str, Any]) -> str | None:
 
 
 def fields_of(body: bytes, bounds: RequestBounds) -> dict[str, Raw]:
-    """The fields of a body, as they came. One that is null is not there."""
+    """The fields of a body, undecoded, without those that are null."""
     check_values(body, bounds.max_json_values, bounds.max_object_keys)
     try:
         fields = _fields.decode(body)
@@ -206,9 +212,9 @@ def fields_of(body: bytes, bounds: RequestBounds) -> dict[str, Raw]:
 
 
 def is_neutral(value: Raw, allowed: tuple[Any, ...]) -> bool:
-    """Whether the value is one of these. They are short, so a longer value is not decoded.
+    """Whether the value is one of `allowed`. These are short, so a long value is not decoded.
 
-    They must be equal and of one kind: true is not 1, but 1.0 is.
+    A boolean equals only a boolean: true is not 1, but 1.0 is.
     """
     if len(value) > _MAX_NEUTRAL_BYTES:
         return False
@@ -229,7 +235,7 @@ def decode_with_foreign_tools(
     decode_own: Callable[[Raw], ToolT],
     decode_foreign: Callable[[Raw], ToolT],
 ) -> RequestT:
-    """The request. A tool of another type than `own_types` is foreign, and read by itself.
+    """Decode a request. A tool of another type than `own_types` is foreign and decoded by itself.
 
     Raise msgspec.ValidationError with the path in the whole body.
     """
@@ -251,9 +257,11 @@ def decode_with_foreign_tools(
         try:
             decoded.append((decode_foreign if is_foreign else decode_own)(tool))
         except msgspec.ValidationError as error:
-            what, mark, path = str(error).rpartition(_MARK)
-            where = path if mark else "`"
-            message = f"{what if mark else error}{_MARK}.tools[{index}]{where}"
+            reason, mark, path = str(error).rpartition(_MARK)
+            if not mark:
+                reason = str(error)
+                path = "`"
+            message = f"{reason}{_MARK}.tools[{index}]{path}"
             raise msgspec.ValidationError(message) from None
     return msgspec.structs.replace(request, tools=decoded)
 
@@ -265,10 +273,10 @@ def bound_output(
     bounds: RequestBounds,
     path: str | None = None,
 ) -> None:
-    """Bound the tokens of a gathered answer with log probabilities: `num_probs` of one token.
+    """Bound the tokens of an answer in one piece that has `num_probs` log probabilities a token.
 
-    `field` is the request's own limit, which is set where it has none. Raise InvalidRequest for a
-    higher one.
+    `field` names the request's own limit, which is set where the request has none. Raise
+    InvalidRequest where it is too high.
     """
     number: int | None = getattr(request, field)
     most = max(bounds.max_logprobs // num_probs, 1)

@@ -1,7 +1,7 @@
-"""One response of a turn: our own object in it, what all writers keep of it, and its blocks.
+"""One response of a turn: its extension object, what all writers keep of it, and its blocks.
 
-A writer makes events of frames as they come. Where the answer goes out whole, it takes the frames
-in and makes the answer of their blocks at the end.
+For a stream a writer makes events from frames as they come. For an answer in one piece it gathers
+the frames, and makes the answer from their blocks at the end.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -34,9 +34,9 @@ class Findings:
 
     engine: str = ""
     miss_reason: GatewayMissReason | None = None
-    # By a breakpoint's segment why it was not read; None where it was.
+    # Why each breakpoint was not read, by its segment; None where it was read.
     missed: dict[int, GatewayMissReason | None] = field(default_factory=dict)
-    # The fields of the request that were not done.
+    # The fields of the request that were ignored.
     ignored: list[Ignored] = field(default_factory=list)
     # The engine's TTL classes.
     ttls: Collection[str] = tuple(TTLS)
@@ -173,12 +173,12 @@ class Writer(Generic[EventT, WholeT]):
 
     id: str
     model: str
-    # The turn's own. They are read when the engine's first frame is there.
+    # The turn's findings. They are read when the engine's first frame has come.
     findings: Findings
-    # They name the request's segments in the extension object.
+    # The path of each segment in the request, for the extension object.
     paths: Sequence[str]
     num_choices: int = 1
-    # Thinking is counted and left out.
+    # Whether thinking is left out of the answer. It is counted all the same.
     hides_thinking: bool = False
     usage: protocol.InputUsage = field(default_factory=lambda: protocol.InputUsage(input_tokens=0))
     extension: Holdfast | UnsetType = UNSET
@@ -199,11 +199,11 @@ class Writer(Generic[EventT, WholeT]):
         return events
 
     def whole(self) -> WholeT:
-        """The answer of the frames that were taken in. Raise EngineFailed if it is not whole."""
+        """The answer made from the gathered frames. Raise EngineFailed if it is not whole."""
         raise NotImplementedError
 
     def note(self, frame: protocol.Frame) -> None:
-        """Keep what the answer's beginning and end tell."""
+        """Keep what the frames at the answer's beginning and end report."""
         if isinstance(frame, protocol.Delta):
             return
         match frame:
@@ -219,7 +219,7 @@ class Writer(Generic[EventT, WholeT]):
                 self.is_done = True
 
     def begin(self, started: protocol.Started) -> None:
-        """Keep what is known where the engine begins."""
+        """Keep what the engine's first frame reports."""
         written_tokens = started.usage.written_tokens
         self.extension = extension_of(started, self.findings, self.paths, written_tokens)
 
@@ -259,10 +259,10 @@ class Writer(Generic[EventT, WholeT]):
         return [(self.finished[n], self._choices.get(n, [])) for n in sorted(self.finished)]
 
     def take_extension(self) -> Holdfast | UnsetType:
-        """The extension object, for the first event alone."""
-        taken = self.extension
+        """The extension object at the first call, UNSET later: only the first event has it."""
+        extension = self.extension
         self.extension = UNSET
-        return taken
+        return extension
 
     def _block(self, choice: int, kind: Literal["text", "thinking"]) -> Block:
         blocks = self._choices.setdefault(choice, [])
@@ -272,7 +272,7 @@ class Writer(Generic[EventT, WholeT]):
 
 
 def partial_json(text: str) -> Any:
-    """The value of JSON that may be cut off; None where it is none."""
+    """The value of JSON that may be cut off; None where the text is not JSON."""
     try:
         return from_json(text, allow_partial="trailing-strings")
     except ValueError:

@@ -1,4 +1,4 @@
-"""Tools whose input is a text of the model's: to the model each is a function with one string."""
+"""Tools whose input is free text. The model sees each as a function with one string."""
 
 from typing import Any
 
@@ -22,7 +22,8 @@ def function_of(
 
 
 def text_of(written: str) -> str:
-    """The text in the JSON that a model wrote, or what there is of it; else all that it wrote."""
+    """The text in the JSON that a model wrote, which may be cut off. Without such a text it is all
+    that the model wrote."""
     if not written:
         return written
     value = partial_json(written)

@@ -1,7 +1,7 @@
-"""Errors in each dialect's envelope: one table of what OpenAI and Google say, and three shapes.
+"""Errors in each dialect's envelope: the three shapes, and OpenAI's and Google's words.
 
-Anthropic's types and statuses are those of `base/errors.py`. In the other dialects a server that is
-full or whose engines are away is a 503, and a used-up spend limit a 429.
+Anthropic's types and statuses are those of `base/errors.py`. In the other dialects the status is
+503 for a server that is full or whose engines are away, and 429 for a used-up spend limit.
 """
 
 import re
@@ -82,14 +82,14 @@ _TOOL = re.compile(r"^tools\[(\d+)\]\.input_schema\b")
 _SCHEMA = re.compile(r"^output_schema\b")
 _PATTERN = re.compile(r"^output_pattern\b")
 _PATH = re.compile(r"^([A-Za-z_]\w*(?:\[\d+\]|\.\w+)*): ")
-# What the engine protocol's `tools[0].input_schema` and `output_schema` are called.
+# Each dialect's names for the engine protocol's `tools[0].input_schema` and `output_schema`.
 _DEMANDED: dict[Dialect, tuple[str, str]] = {
     "anthropic": (r"tools.\1.input_schema", "output_config.format.schema"),
     "openai": (r"tools[\1].function.parameters", "response_format"),
     "gemini": (r"tools[\1].input_schema", "generationConfig.responseSchema"),
 }
 _INVALID = "invalid_request_error"
-# By class, the first that fits: OpenAI's type and code.
+# OpenAI's type and code for a class of errors. The first class that fits counts.
 _CODES: tuple[tuple[type[GatewayError], str, str | None], ...] = (
     (MissingKey, _INVALID, None),
     (Unauthenticated, _INVALID, "invalid_api_key"),
@@ -100,7 +100,7 @@ _CODES: tuple[tuple[type[GatewayError], str, str | None], ...] = (
     (SpendLimitReached, "insufficient_quota", "insufficient_quota"),
     (RateLimited, "rate_limit_error", "rate_limit_exceeded"),
 )
-# Their words for a missing and for a wrong key.
+# The dialects' messages for a missing and for a wrong key.
 _KEYS: dict[Dialect, tuple[str, str]] = {
     "openai": (
         "You didn't provide an API key: send `Authorization: Bearer <key>`.",
@@ -133,8 +133,13 @@ _STATUSES = {
 
 
 def status_of(failure: GatewayError, dialect: Dialect) -> int:
-    if dialect != "anthropic" and isinstance(failure, Overloaded | SpendLimitReached):
-        return 503 if isinstance(failure, Overloaded) else 429
+    if dialect == "anthropic":
+        return failure.status
+    match failure:
+        case Overloaded():
+            return 503
+        case SpendLimitReached():
+            return 429
     return failure.status
 
 
@@ -211,14 +216,15 @@ def _google(kind: str, **fields: Any) -> dict[str, Any]:
 
 
 def _message(failure: GatewayError, dialect: Dialect) -> str:
-    """The message in the dialect's words, with a refused tool or schema by its name there."""
+    """The message in the dialect's words. It names a refused tool or schema as the dialect does."""
     message = str(failure)
     if isinstance(failure, DemandRefused):
         tool, schema = _DEMANDED[dialect]
         message = _PATTERN.sub("structured_outputs", message)
         return _SCHEMA.sub(schema, _TOOL.sub(tool, message))
     if isinstance(failure, Unauthenticated) and dialect in _KEYS:
-        return _KEYS[dialect][not isinstance(failure, MissingKey)]
+        missing, wrong = _KEYS[dialect]
+        return missing if isinstance(failure, MissingKey) else wrong
     return message
 
 
@@ -231,8 +237,8 @@ def _path_in(message: str) -> str | None:
 def in_responses_names(
     failure: GatewayError, paths: Sequence[str], schema: str = "text.format.schema"
 ) -> GatewayError:
-    """The failure to raise in an API of an `input`, as Responses is. `paths` are the segments',
-    tools first; `schema` is where a request has the answer's schema."""
+    """The failure in the names of an API whose prompt is `input`, such as Responses. `paths` are
+    the segments' paths, tools first. `schema` is the path of the answer's schema."""
 
     def named(match: re.Match[str]) -> str:
         index = int(match[1])

@@ -1,8 +1,8 @@
-"""What becomes of a dialect's fields: the table of each dialect, and the one check of all tables.
+"""How the fields of a dialect are treated: a table for each dialect, and one check for all.
 
-A field of a request's type is honoured. Beside these a table has the fields that have no effect,
-those that are left out and told, and those that are refused but for their neutral values. The
-bounds of names, schemas, inputs of calls, and of their number stand in the types.
+Fields of a request's type are honoured. A table also lists the fields that have no effect, the
+fields that are left out and reported, and the fields that are refused unless they have a neutral
+value. The bounds of names, schemas and inputs of calls, and of their number, stand in the types.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,14 +26,14 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a dialect's errors are written. `too_many` is of content blocks.
+    """How a dialect's errors are written."""
 
-    Paths are `tools[0].name`, or `tools.0.name` where they are dotted: then a content block's type
-    follows its position, as in `messages.0.content.1.tool_use.id`.
-    """
-
+    # The message for too many content blocks.
     too_many: str
+    # Whether paths are `tools.0.name` instead of `tools[0].name`. A content block's type then
+    # follows its position, as in `messages.0.content.1.tool_use.id`.
     is_dotted: bool = False
+    # Whether names are in camel case.
     is_camel: bool = False
 
     def at(self, path: str, name: str) -> str:
@@ -52,7 +52,7 @@ class Style:
 
 @dataclass(slots=True)
 class Checking:
-    """One request on its way through its bounds."""
+    """The check of one request, with what was counted so far."""
 
     bounds: RequestBounds
     style: Style
@@ -62,11 +62,12 @@ class Checking:
 
 Check = Callable[[Checking, Any, str], None]
 Rules = Mapping[type[msgspec.Struct], Mapping[str, Check | None]]
-"""The bounded fields of each type, and with None those that have bounded fields below them."""
+"""The checks of each type's fields. A field with None has bounded fields only below it."""
 
 
 def rules_of(*roots: type[msgspec.Struct]) -> Rules:
-    """The bounds of these types and of all below: `Annotated[str, name]` has the check `name`."""
+    """The checks of these types and of all types below: `Annotated[str, name]` has the check
+    `name`."""
     of_types: dict[type[msgspec.Struct], dict[str, Check | None]] = {}
 
     def visit(kind: type[msgspec.Struct]) -> bool:
@@ -98,18 +99,20 @@ def _parts_of(hint: Any) -> Iterator[Any]:
 
 
 class Undone(NamedTuple):
-    """A field of a request's type that only asks for better."""
+    """A field of a request's type that only asks for an improvement, which is not made."""
 
-    # The request's field, and the names that lead from there.
+    # The name of the request's field.
     name: str
+    # The names that lead from there to the field that is meant.
     below: Sequence[str]
+    # Why it is ignored.
     reason: str
     # The values that ask for nothing.
     neutral: Sequence[Any]
 
 
 def undone_of(fields: Mapping[str, tuple[Any, ...]]) -> list[Undone]:
-    """Each by its path, with the reason and then the values that ask for nothing."""
+    """The fields of a table. It has, by path, the reason and then the neutral values."""
     undone: list[Undone] = []
     for path, (reason, *neutral) in fields.items():
         name, *below = path.split(".")
@@ -119,21 +122,24 @@ def undone_of(fields: Mapping[str, tuple[Any, ...]]) -> list[Undone]:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """One dialect's table. `silent` fields change nothing, `told` ones are left out with a reason,
-    `refused` ones may only have a value of those listed: these are in the body and not in the
-    request's type. `undone` are fields of the type that only ask for better."""
+    """One dialect's table. The fields that it calls silent, told and refused are not in the
+    request's type."""
 
     style: Style
     rules: Rules
+    # Fields without an effect.
     silent: frozenset[str] = frozenset()
+    # Fields that are left out and reported, with the reason.
     told: Mapping[str, str] = field(default_factory=dict)
+    # Fields that are refused, unless they have one of these values.
     refused: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    # Fields of the type that only ask for an improvement.
     undone: Sequence[Undone] = ()
 
     def part(
         self, fields: Mapping[str, Raw], bounds: RequestBounds, notepad: Notepad
     ) -> dict[str, Raw]:
-        """Those of a body's fields that its type has."""
+        """The fields of a body that its type has."""
         typed: dict[str, Raw] = {}
         for name, value in fields.items():
             if name in _METADATA and len(value) > bounds.max_metadata_bytes:
@@ -149,7 +155,8 @@ class Fields:
         return typed
 
     def check(self, request: msgspec.Struct, bounds: RequestBounds) -> None:
-        """Raise InvalidRequest that names the field and its bound; linear in the request."""
+        """Raise InvalidRequest with the first field beyond its bound. The time is linear in the
+        request."""
         self._check(Checking(bounds, self.style), request, "")
 
     def _check(self, checking: Checking, value: msgspec.Struct, path: str) -> None:
@@ -204,7 +211,7 @@ def call_input(checking: Checking, value: object, path: str) -> None:
 
 
 def arguments(checking: Checking, value: str, path: str) -> None:
-    """The same, as JSON in a string. Raise TooLarge for an object of too many keys."""
+    """The input of a call, as JSON in a string. Raise TooLarge for an object of too many keys."""
     most = checking.bounds.max_call_bytes
     _hold(len(value), most, f"{path}: may have", " bytes of JSON")
     written = value.encode()
@@ -213,12 +220,12 @@ def arguments(checking: Checking, value: str, path: str) -> None:
 
 
 def content(checking: Checking, value: object, path: str) -> None:
-    """Content blocks; anything but a list is one."""
+    """Content blocks. Anything other than a list counts as one."""
     _count(checking, len(value) if isinstance(value, list) else 1)
 
 
 def blocks(checking: Checking, value: object, path: str) -> None:
-    """Blocks inside a block, which was counted itself."""
+    """Blocks inside a block that was counted."""
     _count(checking, len(value) if isinstance(value, list) else 0)
 
 
@@ -263,14 +270,14 @@ def choices(checking: Checking, value: int, path: str) -> None:
 
 
 def metadata(checking: Checking, value: object, path: str) -> None:
-    """What changes nothing and is not kept."""
+    """A field that changes nothing and is not kept."""
     verb = "should" if checking.style.is_dotted else "may"
     most = checking.bounds.max_metadata_bytes
     _hold(len(_encode(value)), most, f"{path}: {verb} have", " bytes")
 
 
 def at_most(most: int) -> Check:
-    """A list of so many items."""
+    """The check of a list that may have `most` items."""
 
     def check(checking: Checking, value: list[Any], path: str) -> None:
         _hold(len(value), most, f"{path}: {checking.style.must('List')}", " items")
@@ -292,7 +299,8 @@ Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
 Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 TopLogprobs = Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)]
-# A word that only asks for better, so that no word is an error.
 Salt = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
-"""As vLLM and SGLang have it: what is cached with one is read with the same one alone."""
+"""A cache salt, as in vLLM and SGLang. What is cached with a salt is read only with the same
+one."""
 Word = Annotated[str, msgspec.Meta(max_length=64)]
+"""A word that only asks for an improvement, so no word is an error."""

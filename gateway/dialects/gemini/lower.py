@@ -1,8 +1,7 @@
 """From a request of Google's API to an Ask: prompt, slots, demands.
 
-Functions come first, then the system instruction, then the contents in order: each part is one
-segment. What a cached content holds stands before what the request adds, and the end of it carries
-the marker.
+Functions come first, then the system instruction, then the contents in order. Each part is one
+segment. The prompt of a cached content stands before what the request adds. Its end has the marker.
 """
 
 from collections import defaultdict, deque
@@ -60,10 +59,12 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class HeldContent:
-    """A cached content behind which a request stands: it lives `seconds` more."""
+    """The cached content that a request continues."""
 
     prompted: wire.Prompted
+    # The TTL class of its lease.
     ttl: Ttl
+    # The rest of its lifetime.
     seconds: float
 
 
@@ -75,9 +76,11 @@ def ask_of(
     held: HeldContent | None = None,
     is_count: bool = False,
 ) -> Ask:
-    """The request, behind what is `held` of a cached content, whose end is marked; without one the
-    key's policy marks the prompt. What is only counted may be any part of a conversation. Raise
-    InvalidRequest for content that no engine takes."""
+    """The Ask of a request. Raise InvalidRequest for content that no engine takes.
+
+    The prompt of the cached content `held` stands first, and its end is marked. Without one the
+    key's policy marks the prompt. With `is_count` the request may be any part of a conversation.
+    """
     left_out = request.left_out if isinstance(request, wire.ReducedGenerateRequest) else []
     lowering = GeminiLowering(context, left_out, is_count=is_count)
     config = request.generation_config
@@ -109,7 +112,7 @@ def ask_of(
 
 
 def _check(request: wire.GenerateRequest, held: HeldContent | None, *, is_count: bool) -> None:
-    """Raise InvalidRequest for fields that exclude each other, and for what no engine can do."""
+    """Raise InvalidRequest for fields that exclude each other, or that no engine can carry out."""
     config = request.generation_config
     if not request.contents:
         raise InvalidRequest("contents: contents are required")
@@ -139,7 +142,8 @@ def _check(request: wire.GenerateRequest, held: HeldContent | None, *, is_count:
 
 
 def _thinks_by(thinking: wire.ThinkingConfig | None, notepad: Notepad) -> str | None:
-    """A budget of 0 is the wish not to think; any other setting is a wish to."""
+    """The path of the field that asks for thinking; None without one. A budget of 0 asks for no
+    thinking, and any other setting asks for it."""
     if thinking is None or thinking.thinking_budget == 0:
         return None
     path = "generationConfig.thinkingConfig"
@@ -217,9 +221,11 @@ def tool_choice_of(prompted: wire.Prompted, notepad: Notepad) -> ToolChoice:
 
 
 class GeminiLowering(Lowering):
-    """`_pending` are the calls that await a response, by number, with id and name; every step takes
-    constant time over all calls of a request. In what is only counted (`is_count`), as Gemini CLI
-    counts a new response alone, calls and responses may stand without each other."""
+    """Lowers one request. Every call and response takes constant time.
+
+    With `is_count` calls and responses may stand alone, because Gemini CLI counts a new response by
+    itself.
+    """
 
     # Where a request has its turns.
     turns_path = "contents"
@@ -233,7 +239,9 @@ class GeminiLowering(Lowering):
         self._answered: set[str] = set()
         self._left_out = left_out
         self._num_calls = 0
+        # The id and the name of calls that await a response, by the call's number.
         self._pending: dict[int, tuple[str, str]] = {}
+        # The numbers of the calls with an id or a name, in order.
         self._numbers: dict[tuple[str, str], deque[int]] = defaultdict(deque)
 
     def add_prompted(self, prompted: wire.Prompted, where: str) -> None:
@@ -280,19 +288,19 @@ class GeminiLowering(Lowering):
             self.add(role, parts)
 
     def add_held(self, held: HeldContent, where: str) -> None:
-        """The prompt of a cached content, which stands first. Its end is marked."""
+        """Add the prompt of a cached content, which stands first, and mark its end."""
         self.add_prompted(held.prompted, where)
         target = find_target(self.slots)
         if target is not None:
             self.slots[target] = replace(self.slots[target], marker=held.ttl, num_markers=1)
 
     def plan_behind(self, held: HeldContent | None, cache_salt: str | None) -> Plan:
-        """The plan. Its breakpoint lives as long as the cached content; without one the key's
-        policy marks the prompt."""
+        """The plan. Its breakpoint lives as long as the cached content. Without a cached content
+        the key's policy marks the prompt."""
         if held is None:
             return self.plan(self.context.principal.auto_cache, cache_salt=cache_salt)
         plan = self.plan(cache_salt=cache_salt)
-        points = [Breakpoint(p.segment, p.ttl, held.seconds) for p in plan.breakpoints]
+        points = [Breakpoint(point.segment, point.ttl, held.seconds) for point in plan.breakpoints]
         return replace(plan, breakpoints=points)
 
     def check_answered(self) -> None:
@@ -304,7 +312,7 @@ class GeminiLowering(Lowering):
             )
 
     def _part(self, path: str, role: Role, part: wire.Part) -> Part | None:
-        """None for what is not shown to the model, and told."""
+        """The segment of a part; None for a part that is ignored and reported."""
         num_kinds = sum(getattr(part, name) is not None for name in wire.KINDS)
         if num_kinds == 0 and role == "assistant":
             self.notepad.ignore(path, "a part without content")
@@ -379,8 +387,12 @@ class GeminiLowering(Lowering):
         return ToolUsePart(call_id, call.name, input_of(call.args))
 
     def result(self, path: str, where: str, result: wire.FunctionResponse) -> ToolResultPart | None:
-        """It answers the first pending call with its id, else with its name. None where a call of
-        its id was answered before: Gemini CLI doubles responses when it resumes a session."""
+        """The segment of a response. It answers the first pending call with its id, or else with
+        its name.
+
+        None where a call with its id was answered before, because Gemini CLI repeats responses when
+        it resumes a session.
+        """
         answered = None
         for key in (("id", result.id or ""), ("name", result.name)):
             numbers = self._numbers[key]
@@ -396,17 +408,19 @@ class GeminiLowering(Lowering):
                 f"{where}: no function call of this name awaits a response in the turn before"
             )
         self._answered.add(answered[0])
-        # Google's rule: `output` is the output, `error` is an error, else the whole is the output.
+        # Google's rule: a field `output` is the output, a field `error` is an error. Without them
+        # the whole response is the output.
         kind = next(iter(result.response), "") if len(result.response) == 1 else ""
-        whole = kind not in ("output", "error")
-        said = result.response if whole else result.response[kind]
-        text = said if isinstance(said, str) else _encode(said).decode()
-        beside = [
+        output: Any = result.response
+        if kind in ("output", "error"):
+            output = result.response[kind]
+        text = output if isinstance(output, str) else _encode(output).decode()
+        files = [
             self._file(f"{where}.parts[{number}]", part.inline_data, part.file_data)
             for number, part in enumerate(result.parts)
         ]
         self.mark(path)
-        return ToolResultPart(answered[0], "\n".join([text, *beside]), kind == "error")
+        return ToolResultPart(answered[0], "\n".join([text, *files]), kind == "error")
 
 
 MAX_DEPTH = 64
@@ -427,7 +441,8 @@ _UNSPECIFIED = "TYPE_UNSPECIFIED"
 
 
 def json_schema(schema: dict[str, Any], path: str, depth: int = 0) -> dict[str, Any]:
-    """Raise InvalidRequest, with `path` in front, for what is no schema or is nested too deep."""
+    """Google's schema as a JSON Schema. Raise InvalidRequest, with `path` in the message, for one
+    that is nested too deep."""
     if depth > MAX_DEPTH:
         raise InvalidRequest(f"{path}: nested more than {MAX_DEPTH} levels deep")
     fields = {_NAMES.get(key, key): value for key, value in schema.items() if value is not None}

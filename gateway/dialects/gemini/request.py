@@ -325,14 +325,14 @@ def decode_count(
 
 
 def decode(body: bytes, kind: type[ShapeT], bounds: RequestBounds) -> tuple[ShapeT, list[str]]:
-    """What the body says, and the paths of unknown fields that were left out of it."""
+    """The decoded body, and the paths of unknown fields that were left out of it."""
     check_values(body, bounds.max_json_values, bounds.max_object_keys)
     return read(lambda: typed(msgspec.json.decode(body), kind), explained)
 
 
 def typed(value: Any, kind: type[ShapeT]) -> tuple[ShapeT, list[str]]:
-    """As `decode`, of what was decoded. Raise InvalidRequest, and msgspec.ValidationError for what
-    `explained` explains."""
+    """As `decode`, for a value that is decoded from JSON. Raise InvalidRequest, or
+    msgspec.ValidationError, which `explained` translates."""
     left_out: list[str] = []
     named = _named(value, kind, left_out)
     return msgspec.convert(named, kind, strict=False), left_out
@@ -437,9 +437,11 @@ class _Field(NamedTuple):
 def _named(
     value: Any, shape: type[msgspec.Struct], left_out: list[str], path: str = ""
 ) -> dict[str, Any]:
-    """The value of a message, by the names of `shape`. The paths of unknown fields inside contents
-    and tools are added to `left_out`. Raise InvalidRequest that names the path, that of any other
-    unknown field in the words of Google's parser."""
+    """The value of a message, by the names of `shape`.
+
+    The paths of unknown fields inside contents and tools are added to `left_out`. Any other unknown
+    field raises InvalidRequest, in the words of Google's parser.
+    """
     if not isinstance(value, dict):
         raise InvalidRequest(f"{path}: must be an object" if path else "the body must be an object")
     fields = _fields(shape)
@@ -482,5 +484,6 @@ def _fields(shape: type[msgspec.Struct]) -> Mapping[str, _Field]:
         lists = [kind.item_type for kind in kinds if isinstance(kind, inspect.ListType)]
         shapes = [kind.cls for kind in lists or kinds if isinstance(kind, inspect.StructType)]
         named_field = _Field(field.encode_name, shapes[0] if shapes else None, bool(lists))
-        shapes_by_name[field.encode_name] = shapes_by_name[field.name] = named_field
+        shapes_by_name[field.encode_name] = named_field
+        shapes_by_name[field.name] = named_field
     return shapes_by_name

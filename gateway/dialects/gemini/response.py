@@ -176,7 +176,6 @@ class Nothing(Answered, frozen=True, rename="camel", kw_only=True):
     """The answer to a deletion."""
 
 
-_SAID: tuple[Literal["text", "thinking"], ...] = ("text", "thinking")
 _REASONS: dict[protocol.FinishReason, FinishReason] = {
     "stop": "STOP",
     "length": "MAX_TOKENS",
@@ -227,9 +226,10 @@ class GeminiWriter(Writer[GenerateContentResponse, GenerateContentResponse]):
         candidates: list[Candidate] = []
         for end, blocks in self.answers():
             if self.is_enum:
-                said = {kind: [b.text for b in blocks if b.kind == kind] for kind in _SAID}
-                word = Block("text", pieces=[_word_in("".join(said["text"]))])
-                blocks = [Block("thinking", pieces=said["thinking"]), word]
+                texts = [block.text for block in blocks if block.kind == "text"]
+                thoughts = [block.text for block in blocks if block.kind == "thinking"]
+                word = Block("text", pieces=[_word_in("".join(texts))])
+                blocks = [Block("thinking", pieces=thoughts), word]
             candidates.append(_candidate(end, blocks))
         return self._end(candidates)
 
@@ -283,7 +283,7 @@ def _candidate(end: protocol.Finished, blocks: Sequence[Block]) -> Candidate:
 
 
 def _part(block: Block) -> Part:
-    """Raise EngineFailed for a call whose input is no JSON object."""
+    """The part of a block. Raise EngineFailed for a call whose input is not a JSON object."""
     if block.kind != "call":
         return Part(text=block.text, thought=True if block.kind == "thinking" else UNSET)
     args = args_of(block)
@@ -293,7 +293,8 @@ def _part(block: Block) -> Part:
 
 
 def args_of(block: Block) -> dict[str, Any] | None:
-    """The input of a call; None where it is no JSON object, as one that was cut off."""
+    """The input of a call; None where it is not a JSON object, for example because it was cut
+    off."""
     try:
         args = msgspec.json.decode(block.text or "{}")
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -302,6 +303,7 @@ def args_of(block: Block) -> dict[str, Any] | None:
 
 
 def _word_in(quoted: str) -> str:
-    """The string of JSON, or what there is of it; else the text as it is."""
+    """The string in JSON that may be cut off. A text that is no such string is returned as it
+    is."""
     word = partial_json(quoted) if quoted else ""
     return word if isinstance(word, str) else quoted

@@ -1,8 +1,8 @@
 """From a request of Google's Interactions API to an Ask, by the lowering of its other calls.
 
-Functions come first, then the system instruction, then the steps in order. What a cached content
-holds stands in front. Tools, instruction and settings are those of the request: an interaction that
-it goes on with gives its steps alone, as in Google's API.
+Functions come first, then the system instruction, then the steps in order. The prompt of a cached
+content stands before them. Tools, instruction and settings are those of the request. An earlier
+interaction that it continues adds only its steps, as in Google's API.
 """
 
 from collections.abc import Sequence
@@ -42,8 +42,8 @@ class Prepared(NamedTuple):
 
 
 def prepare(decoded: Decoded, context: RequestContext, held: HeldContent | None) -> Prepared:
-    """The request, behind what is `held` of a cached content. Raise InvalidRequest for content that
-    no engine takes."""
+    """The Ask of a request, with the prompt of the cached content `held` first. Raise
+    InvalidRequest for content that no engine takes."""
     request = decoded.request
     config = request.generation_config
     lowering = _InteractionLowering(context, decoded)
@@ -85,7 +85,8 @@ def prepare(decoded: Decoded, context: RequestContext, held: HeldContent | None)
 
 
 def _thinks_by(decoded: Decoded) -> str | None:
-    """A level is the wish to think, and so is the one to see a summary."""
+    """The path of the field that asks for thinking; None without one. A level asks for it, and so
+    does the wish to see a summary."""
     config = decoded.request.generation_config
     if config.thinking_level:
         return "generation_config.thinking_level"
@@ -197,7 +198,7 @@ class _InteractionLowering(GeminiLowering):
             )
 
     def _begin_answer(self) -> None:
-        """Calls of a turn before must be answered by here."""
+        """Check that the calls of the turn before are answered."""
         if not (self.messages and self.messages[-1].role == "assistant"):
             self.check_answered()
 
@@ -212,7 +213,7 @@ class _InteractionLowering(GeminiLowering):
         return TextPart(text)
 
     def _text_of(self, path: str, content: Content) -> str:
-        """A text, that of a text file, or what stands in for another file."""
+        """The text of a content: its own, a text file's, or the placeholder of another file."""
         if content.type == "text":
             return content.text
         if content.type not in CONTENTS:
