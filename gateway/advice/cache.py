@@ -1,8 +1,8 @@
-"""What a cache that loses nothing would have read and written: the rules of the contract. Pure.
+"""What a cache that loses nothing would have read and written, by the rules of the contract. Pure.
 
-Entries stand at breakpoints, are read up to 20 positions back, live five minutes or an hour from
-the last request that wrote or read them, and are readable once their writer's answer has begun. An
-engine's own code for this works on tokens and blocks; this works on digests of turns that are over.
+Entries stand at breakpoints and are read up to 20 positions back. They live five minutes or an hour
+from the last request that wrote or read them. They are readable once their writer's answer has
+begun. An engine's code for this works on tokens and blocks. This works on digests of ended turns.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
-"""Near-duplicate prefixes of one workspace: tools and system blocks that one normalisation makes
-one. Pure.
+"""Near-duplicate prefixes of one workspace: tools and system blocks that a normalisation makes
+equal. Pure.
 
-They are found by digests, over all keys. What differs is told by the kept prompts' texts where the
-caller has them, and by when it changes elsewhere. A text that no normalisation makes equal is not
-named; where no text is known, the report says so. What it saves is what the contract's cache
-(`cache.py`) reads more when the prefixes have one name.
+They are found by digests, over all keys. The texts of kept prompts show what differs, where the
+caller has them. Elsewhere the time of a change shows it. Texts that no normalisation makes equal
+are not reported. If no text is known, the report says so. The savings are what the contract's cache
+(`cache.py`) would read in addition if the prefixes had one name.
 """
 
 import json
@@ -28,10 +28,10 @@ MAX_GROUPS = 10
 MAX_HEADS = 5_000
 """Further prefixes of a workspace and model are not compared with the ones before."""
 MAX_TEXTS = 6
-"""So many prefixes of a group are compared by their texts."""
+"""How many prefixes of a group are compared by their texts."""
 _MAX_CHARACTERS = 1_000_000
 _MAX_TURNS_NAMED = 5
-# Of a text's twelve pieces three may differ: those that changed, and one that took a place.
+# How many of a text's twelve pieces may differ: the changed ones, and one that took a place.
 _ALIKE = 0.75
 _MOSTLY = 0.8
 _SHORT_TOKENS = 40
@@ -54,7 +54,7 @@ _NORMALISATIONS: dict[DuplicateKind, re.Pattern[str]] = {
     ),
     "whitespace": re.compile(r"\s+"),
 }
-"""What is replaced, in this order. Whatever is left must be equal."""
+"""The normalisations, in this order. What they leave must be equal."""
 _WORDS: dict[DuplicateKind, tuple[str, str]] = {
     "tool_order": ("the order of tools", "Sort the tools by name before sending them."),
     "key_order": ("the order of keys", "Write JSON with its keys in a fixed order."),
@@ -78,7 +78,7 @@ class Group:
     first: Observation
     turns: list[Observation] = field(default_factory=list)
     heads: dict[bytes, Observation] = field(default_factory=dict)
-    # These two tell the first difference, as far as digests do.
+    # These two describe the first difference, as far as digests show it.
     kind: DuplicateKind = "varying_text"
     path: str = ""
     place: int = 0
@@ -143,8 +143,8 @@ def _likely_group(features: Iterable[bytes], by_feature: Mapping[bytes, Group]) 
 def near_duplicate(
     group: Group, min_tokens: int, prompts: Mapping[str, Any]
 ) -> NearDuplicate | None:
-    """What is to be said; None where a text shows that no normalisation makes the prefixes one, or
-    where that saves nothing. `prompts` are kept ones by their turns, as JSON."""
+    """The report of a group; None where a text shows that no normalisation makes the prefixes
+    equal, or where that saves nothing. `prompts` are the kept prompts by turn, as JSON."""
     kinds = _kinds_by_digests(group)
     texts = _texts_of(group, prompts)
     first_texts = texts.pop(group.first.id, None)
@@ -210,8 +210,8 @@ def _texts_of(group: Group, prompts: Mapping[str, Any]) -> dict[str, list[str]]:
 def _compared(
     group: Group, first_texts: Sequence[str], texts: Mapping[str, Sequence[str]]
 ) -> tuple[Group, list[DuplicateKind]]:
-    """The group without the prefixes that stay different when all is normalised, and what differs
-    in the others, by their texts. Prefixes without a text stay."""
+    """The group without the prefixes that differ even when normalised, and what differs in the
+    others, by their texts. Prefixes without a text stay."""
     needed = {turn_id: normalisations(first_texts, parts) for turn_id, parts in texts.items()}
     gone = {_head(turn) for turn in group.others if needed.get(turn.id, []) is None}
     turns = [turn for turn in group.turns if _head(turn) not in gone]
@@ -223,7 +223,8 @@ def _compared(
 
 
 def normalisations(first: Sequence[str], second: Sequence[str]) -> list[DuplicateKind] | None:
-    """Those that are needed to make the texts equal, one by one; None where all are not enough."""
+    """The normalisations that make the texts equal, found one by one; None where all together do
+    not."""
     needed = list(_NORMALISATIONS)
     if _normal(first, needed) != _normal(second, needed):
         return None

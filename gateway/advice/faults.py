@@ -1,8 +1,8 @@
-"""What breaks prefixes that could have been shared: found by digests alone. Pure.
+"""Finds what breaks prefixes that could have been shared, by digests alone. Pure.
 
-Each turn is compared with the earlier one that it is most like. The first difference is a fault
-where what stands behind it is the same again: those tokens could have been read. A prompt whose end
-is new is no fault, nor is one that shares nothing.
+Each turn is compared with the earlier turn that it is most like. The first difference is a fault if
+the content behind it is the same again, since its tokens could have been read. A prompt with a new
+end has no fault, and neither has a prompt that shares nothing.
 """
 
 from collections import Counter, defaultdict
@@ -20,7 +20,7 @@ _PERIODS: dict[FaultKind, int] = {"minute": 60_000, "hour": _HOUR_MS, "date": 24
 _MOSTLY = 0.9
 # A text of which only a part changes has about the same length.
 _GROWTH_TOKENS = 4
-# Fewer tokens, and less than this share of a prompt, are not worth a word.
+# A fault with fewer tokens, or less than this share of a prompt, is not reported.
 _LEAST_TOKENS = 64
 _LEAST_SHARE = 0.05
 _LEAST_TURNS = 0.1
@@ -142,7 +142,7 @@ class _Finder:
             return
         is_of_tools = difference.kind == "varying_text" and difference.section == "tools"
         if is_of_tools and turn.segment_digests[first] in self._last_with:
-            # A tool that is known from elsewhere stands here.
+            # The tool at this place is known from another place.
             difference = replace(difference, kind="tool_set")
         least = max(_LEAST_TOKENS, _LEAST_SHARE * turn.total)
         if difference.tokens < least or turn.at_ms - earlier.at_ms > _HOUR_MS:
@@ -192,7 +192,7 @@ _Places = dict[tuple[Section, int], list[tuple[int, bytes]]]
 def _texts_at(places_asked: set[tuple[Section, int]], turns: Sequence[Observation]) -> _Places:
     """For each of these places when the turns came and the digests of what they had there.
 
-    Of the messages only the first block tells when a text changes: the others are a conversation's.
+    Only the first block of the messages shows when a text changes. The others are a conversation's.
     """
     places: _Places = {place: [] for place in places_asked}
     heads = [place for place in places_asked if place[0] != "messages" or place[1] == 0]
@@ -253,7 +253,7 @@ class Difference:
 
 
 def difference_at(earlier: Observation, turn: Observation, first: int) -> Difference | None:
-    """What the difference at this segment, their first one, is; None where it is no fault."""
+    """The fault of two turns whose first difference is at this segment; None where it is none."""
     earlier_digests = {segment.digest for segment in earlier.segments}
     after = turn.segments[first:]
     same = sum(segment.tokens for segment in after if segment.digest in earlier_digests)
@@ -302,10 +302,10 @@ def _system_change(
     here = turn.segments[first]
     there = _segment_at(earlier, first)
     if there is None or not (here.pieces and there.pieces):
-        # A short block changed as a whole, and what stands behind it did not.
+        # A short block changed as a whole, and the blocks behind it did not.
         is_kept = same >= _LEAST_TOKENS and _has_rest(earlier, turn, first)
         return _Change("varying_text") if is_kept else None
-    # Whether the text is the earlier one with more behind it.
+    # Whether the text is the earlier text with more at its end.
     kept = set(here.pieces)
     inner = there.pieces[:-1]
     is_begun = bool(inner) and here.pieces[0] == inner[0]
@@ -355,8 +355,8 @@ def _overlap_of(there: Segment, here: Segment) -> float:
 
 
 def _has_rest(earlier: Observation, turn: Observation, first: int) -> bool:
-    """Whether what stood behind the place in the earlier turn stands there again, but for its last
-    segment: most of its tokens, in the same order."""
+    """Whether the content behind the place in the earlier turn stands there again: most of its
+    tokens, in the same order. Its last segment does not count."""
     before = earlier.segments[first + 1 :]
     after = turn.segments[first + 1 :]
     if first < turn.head:

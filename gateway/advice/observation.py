@@ -16,7 +16,7 @@ from gateway.prompt.sketch import CHUNK, DIGEST_BYTES, Sketch, split_pieces
 
 _BYTES_PER_TOKEN = 4
 _KINDS: dict[str, SegmentKind] = {CALL: "tool_use", RESULT: "tool_result"}
-"""Of what may be a run; an upper-case letter begins a message."""
+"""The letters of segments that may form a run. An upper-case letter begins a message."""
 _OPENAI = ("openai", "responses", "chat")
 """Their breakpoints look back over any number of positions."""
 _OF_THE_MODEL = (ASSISTANT, CALL, THINKING)
@@ -56,10 +56,11 @@ class Segment:
 
 @dataclass(slots=True, kw_only=True)
 class Observation(Row):
-    """One turn, never changed. Its prefixes are in five lists of one length, the shortest first."""
+    """One turn. It never changes. Its prefixes are in five lists of one length, the shortest
+    first."""
 
     digests: list[bytes]
-    # How long each prefix is.
+    # The length of each prefix.
     tokens: list[int]
     # The segment that each prefix ends with.
     places: list[int]
@@ -78,7 +79,7 @@ class Observation(Row):
     answer: int
     sketch: Sketch | None
     tokens_per_byte: float
-    # Whether tokens were told from bytes.
+    # Whether tokens were estimated by bytes.
     is_estimated: bool
     # The places of the breakpoints that asked for no lease.
     unheld: frozenset[int] = frozenset()
@@ -149,7 +150,7 @@ def observe(row: Row, printed: Fingerprint) -> Observation | None:
     total = printed.num_tokens or points[-1].num_bytes // _BYTES_PER_TOKEN
     is_estimated = not tokens or not all(tokens)
     if is_estimated:
-        # By bytes, where an engine did not tell them.
+        # Lengths are estimated by bytes where an engine did not report tokens.
         token_counts = tokens
         tokens = []
         before = 0
@@ -166,7 +167,7 @@ def observe(row: Row, printed: Fingerprint) -> Observation | None:
         marks = [(at[segment], ttl) for segment, ttl in printed.marks if segment in at]
         unheld = frozenset(at[segment] for segment in printed.unheld if segment in at)
     head = printed.num_tools + printed.num_system
-    said = (
+    answer_places = (
         place
         for place in range(len(kinds) - 1, -1, -1)
         if kinds[place].isupper()
@@ -184,7 +185,7 @@ def observe(row: Row, printed: Fingerprint) -> Observation | None:
         num_tools=printed.num_tools,
         num_system=printed.num_system,
         marks=marks,
-        answer=next(said, 0) - 1,
+        answer=next(answer_places, 0) - 1,
         sketch=printed.sketch,
         tokens_per_byte=total / max(printed.num_bytes, 1),
         is_estimated=is_estimated,

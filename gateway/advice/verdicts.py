@@ -1,9 +1,9 @@
-"""One verdict for each group of requests: what saves most, and nothing beside it that contradicts
-it. Pure.
+"""One verdict for each group of requests: the advice that saves most. Pure.
 
-Markers, faults and near-duplicates are found apart from each other, each with what it alone would
-have saved. "Mark nothing" contradicts every fault, since its tokens are read only where something
-is marked; so does "leave as it is". A prefix that several keys send in versions contradicts both.
+Advice that contradicts the verdict is left out. Markers, faults and near-duplicates are found
+separately, each with what it alone would have saved. "Mark nothing" contradicts every fault, since
+a fault's tokens are read only where something is marked. "Leave as it is" contradicts every fault
+too. A prefix that several keys send in versions contradicts both.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from gateway.structs.advice import Amount, Finding, NearDuplicate, StreamAdvice
 
 LEAST_GAIN = 0.01
-"""What saves less than this share of the cost is no reason to change anything."""
+"""Advice that saves less than this share of the cost is not worth a change."""
 
 
 def decided(advice: StreamAdvice) -> StreamAdvice:
@@ -30,7 +30,7 @@ def decided(advice: StreamAdvice) -> StreamAdvice:
     elif advice.verdict == "leave":
         findings = [finding for finding in findings if finding.kind != "changing_end"]
     else:
-        # The advised markers end what was found about those that are sent.
+        # With the advised markers, findings about the present ones no longer hold.
         findings = faults
     return replace(advice, findings=sorted(findings, key=_order, reverse=True))
 
@@ -86,7 +86,8 @@ def reconciled(
 
 
 def gain_over(candidate: Amount | Finding, other: Amount | Finding) -> float:
-    """What the one saves more: in nano-dollars where both have a price, else in input tokens."""
+    """How much more the first one saves: in nano-dollars where both have a price, else in input
+    tokens."""
     if candidate.nano is not None and other.nano is not None:
         return float(candidate.nano - other.nano)
     return candidate.multiples - other.multiples
@@ -127,8 +128,8 @@ def _with_prewarm(advice: StreamAdvice) -> StreamAdvice:
 
 
 def _with_near(stream: StreamAdvice, near: NearDuplicate, part: Amount) -> StreamAdvice:
-    """Of a fault in the same block, which is the same thing, the fault stays: it names the stream's
-    own turns."""
+    """A fault and a near-duplicate in one block are the same finding. The fault stays, because it
+    names the stream's own turns."""
     faults = [finding for finding in stream.findings if _same(finding, near)]
     fault = max(faults, key=_order, default=None)
     if fault is not None:
@@ -164,14 +165,14 @@ def _is_against(stream: StreamAdvice, near: NearDuplicate) -> bool:
 
 
 def _same(finding: Finding, other: Finding) -> bool:
-    """Whether both are about the same block. The order of tools is about all of them."""
+    """Whether both are about the same block. A finding about the order of tools is about all."""
     if finding.path == "tools" or other.path == "tools":
         return finding.path.partition(".")[0] == other.path.partition(".")[0]
     return finding.path == other.path
 
 
 def _is_worth_words(finding: Finding, advice: StreamAdvice) -> bool:
-    """What would save something must save enough; what saves nothing is said for what it is."""
+    """Whether advice that would save something saves enough. Advice without savings is kept."""
     if finding.multiples <= 0:
         return finding.kind in _OF_MARKERS
     as_sent = next(outcome for outcome in advice.outcomes if outcome.name == "as_sent")
