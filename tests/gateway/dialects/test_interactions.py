@@ -77,7 +77,9 @@ def texts_of(request: GenerateRequest) -> list[tuple[str, str]]:
 
 def test_an_interaction_has_steps_status_and_usage(keeping: Stack) -> None:
     config = {"temperature": 0.5, "max_output_tokens": 9, "seed": 3, "stop_sequences": ["x"]}
-    interaction = create(keeping, system_instruction="Be brief.", generation_config=config)
+    interaction = create(
+        keeping, system_instruction="Answer in two words.", generation_config=config
+    )
     assert interaction.output_text == "Hello there"
     assert (interaction.status, interaction.model, interaction.steps[0].type) == (
         "completed",
@@ -91,7 +93,7 @@ def test_an_interaction_has_steps_status_and_usage(keeping: Stack) -> None:
     sampling = sent_to(keeping).sampling
     assert (sampling.temperature, sampling.max_tokens, sampling.seed) == (0.5, 9, 3)
     assert sampling.stop_sequences == ["x"]
-    assert [part.text for part in sent_to(keeping).prompt.system] == ["Be brief."]
+    assert [part.text for part in sent_to(keeping).prompt.system] == ["Answer in two words."]
 
 
 def test_an_interaction_that_is_kept_is_gone_on_with(keeping: Stack) -> None:
