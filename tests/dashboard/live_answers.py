@@ -1,5 +1,6 @@
 """Answers of the admin API for the pages that show engines, in the states that tests want."""
 
+from collections.abc import Sequence
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -43,7 +44,7 @@ def blank(wanted: Any) -> Any:
         return None if type(None) in parts else blank(parts[0])
     if origin in (Annotated, Literal):
         return parts[0] if origin is Literal else blank(parts[0])
-    kind = origin or wanted
+    kind = list if origin is Sequence else origin or wanted
     return made(kind) if issubclass(kind, msgspec.Struct) else kind()
 
 
