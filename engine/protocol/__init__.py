@@ -1,8 +1,8 @@
 """The engine protocol: every request, frame and event that crosses the engine's socket.
 
-`../PROTOCOL.md` says what they promise. This package is all of the engine that the gateway's turns
-import. It knows nothing but msgspec. All counts are tokens, all durations are seconds, all digests
-are lower-case hex.
+`../PROTOCOL.md` says what they promise. The gateway's turns import this package, and nothing else
+of the engine. It depends on msgspec alone. Durations are in seconds, digests are lower-case hex,
+and a count whose name tells nothing else is of tokens.
 """
 
 from engine.protocol.approximations import (

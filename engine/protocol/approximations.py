@@ -1,4 +1,4 @@
-"""What a request may ask for that is not exact, and what an answer says of it."""
+"""The approximations that a request may ask for, and what an answer says of them."""
 
 import math
 from typing import Annotated, ClassVar, Literal, get_args
@@ -20,34 +20,33 @@ SIBLING_FIELD = "breakpoints: sibling"
 DEFAULT_RECOMPUTE = 16
 MAX_RECOMPUTE = 1_000_000
 SHARE_PARTS = 10_000
-"""A share of a document's tokens is told in such parts."""
+"""A share of a document's tokens is rounded to one of these parts."""
 Recompute = (
     Annotated[int, Meta(ge=0, le=MAX_RECOMPUTE)]
     | Annotated[float, Meta(ge=1 / SHARE_PARTS, le=1 - 1 / SHARE_PARTS)]
 )
-"""So many of a document's first tokens, or a share of all."""
+"""Which tokens of a document are computed: a number of its first ones, or a share of all."""
 
 
 class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A segment whose text is computed by itself, and is read wherever it stands.
 
-    Its exact entry is the prompt's first token and the text. In a prompt some of its tokens are
-    computed. The keys and values of the others are copied, and the keys are turned to their new
-    positions: an approximation, and so is all that follows. An entry that ended is not written
-    again while the prompt's own blocks have the copy.
+    Its exact entry is the prompt's first token and the text. In a prompt some of the document's
+    tokens are computed. The keys and values of the others are copied, and the keys are turned to
+    their new positions. The copy is an approximation, and so is all that follows it. An entry that
+    ended is not written again while the prompt's own blocks have the copy.
     """
 
     segment: NotNegative
     # How long the exact entry is held.
     ttl: Ttl = "5m"
-    # How many of its first tokens are computed where it stands. Below 1: which share of its tokens,
-    # those whose values differ most.
+    # An int: how many first tokens are computed. Below 1: the share, of the most differing tokens.
     recompute: Recompute = DEFAULT_RECOMPUTE
     # The gateway's digest of the text alone. It is held while the entry's blocks are.
     name: str = ""
 
     def num_recomputed(self, num_tokens: int) -> int:
-        """How many of its tokens are computed where it stands."""
+        """How many tokens are computed in a prompt, if the document has `num_tokens`."""
         if isinstance(self.recompute, int):
             return self.recompute
         return math.ceil(num_tokens * round(self.recompute * SHARE_PARTS) / SHARE_PARTS)
@@ -57,11 +56,11 @@ class Compressed(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     """An answer's prompt was computed behind a compressed prefix."""
 
     scorer: Scorer
-    # The part of the prefix that was asked for.
+    # The part of the prefix that the request wanted kept, 0 to 1.
     keep: float
-    # So many tokens were kept in each layer,
+    # The tokens that were kept in each layer.
     kept: int
-    # of so many.
+    # The tokens of the exact prefix.
     of: int
 
     @property
@@ -74,13 +73,13 @@ class Compressed(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
 
 
 class FromDocuments(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="blocks"):
-    """Documents stand in an answer's prompt."""
+    """An answer's prompt has documents that are read wherever they stand."""
 
     method: ClassVar[Method] = "blocks"
     documents: int
     # The documents' tokens that were copied, or read with an entry of this prompt.
     reused: int
-    # Those that were computed where they stand.
+    # The documents' tokens that were computed in this prompt.
     recomputed: int
 
     @property
@@ -92,12 +91,11 @@ class FromSibling(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     """The first tokens of an answer's prompt may have been read from a sibling model's entry."""
 
     method: ClassVar[Method] = "sibling"
-    # So many tokens were, now or when an entry of this prompt was written. With 0 the prompt is
-    # exact.
+    # The tokens that were read, now or when an entry of this prompt was written; 0: all is exact.
     reused: int
-    # How many of the first layers were computed all the same,
+    # How many of the first layers were computed for these tokens.
     recomputed_layers: int
-    # of so many.
+    # How many layers the model has.
     of_layers: int
 
     @property

@@ -17,6 +17,6 @@ MAX_RECORD_BYTES = 4096
 MAX_IMAGES = 100
 MAX_IMAGE_PIXELS = 4096 * 4096
 MAX_PROMPT_PIXELS = 6 * MAX_IMAGE_PIXELS
-"""Of all images together: decoded, a pixel has three bytes."""
+"""The most pixels of a prompt's images together. A decoded pixel has three bytes."""
 
 NotNegative = Annotated[int, Meta(ge=0)]

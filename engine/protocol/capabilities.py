@@ -1,9 +1,9 @@
 """What an engine may be able to do, and what it may promise.
 
-A *capability* is what engines of one version may have or not, by their kind, model and server. A
-*flag* of the `Description`, such as `takes_releases`, is what every engine has since a version: an
-older engine's description has none, which means false, and an older gateway ignores it.
-`lookback_to` is a capability though all have it: it is older than this rule.
+A *capability* depends on an engine's kind, model and server: of two engines of one version one may
+have it, and the other not. A *flag* of the `Description`, such as `takes_releases`, is true of
+every engine since some version. An older engine's description lacks it, which means false. An older
+gateway ignores it. Every engine has the capability `lookback_to`, which is older than this rule.
 """
 
 from typing import Literal, get_args

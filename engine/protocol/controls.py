@@ -1,4 +1,4 @@
-"""What a gateway or an operator asks of an engine beside generations."""
+"""The requests to an engine besides generations and counts, and their replies."""
 
 from typing import Annotated, Literal
 
@@ -13,7 +13,7 @@ class CancelRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CancelReply(msgspec.Struct, frozen=True):
-    # False: the request is unknown or has ended. Cancelling is idempotent.
+    # False: the request is unknown, or it has ended. A second cancel does no harm.
     cancelled: bool
 
 
@@ -27,43 +27,45 @@ DropAsker = Literal["operator", "owner"]
 
 
 class DropRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Ends entries of a scope before their time, leased or not: an operator wants it, or the
-    workspace that has the scope needs them no more."""
+    """Ends entries of a scope before their time, leased or not.
+
+    An operator may ask for it, or the workspace that owns the scope.
+    """
 
     scope: str
-    # None: every entry of the scope.
+    # The entry to end; None: every entry of the scope.
     entry: str | None = None
-    # Who asks. Only engines that `takes_releases` know the field.
+    # Who asks. Only engines with the flag `takes_releases` know this field.
     by: DropAsker = "operator"
 
 
 class DropReply(msgspec.Struct, frozen=True):
+    # The number of entries that were ended.
     dropped: int
 
 
 class PurgeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Removes a scope's content from the engine's memory, in every tier, leased or not."""
 
-    # None: of all scopes.
+    # The scope to purge; None: all scopes.
     scope: str | None
 
 
 class PurgeReply(msgspec.Struct, frozen=True, kw_only=True):
-    """What is gone. Memory of blocks is zeros, files are deleted."""
+    """What was removed. The blocks' memory is overwritten with zeros, and files are deleted."""
 
     entries: int
     device_blocks: int
     host_blocks: int
     files: int
-    # Blocks that running requests of the scope still use. Nobody else finds them; what these
-    # requests write from now on is new content.
+    # Blocks that running requests of the scope still use. No later request finds their content.
     busy_blocks: int
     # What the engine can't remove, in words.
     unpurged: list[str] = []
 
 
 class LoadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Loads the adapter in the folder of this name, in place of the one that has it."""
+    """Loads the adapter from the folder of this name. It replaces a loaded one of the same name."""
 
     name: str
 

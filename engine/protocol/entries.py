@@ -26,13 +26,13 @@ MissReason = Literal[
     "damaged",
     "grew",
 ]
-"""`grew` is said of a breakpoint alone: what was read ends before it, and nothing ever stood
-there."""
+"""Why something was not read. Only a breakpoint has `grew`: the read ended before it, and no entry
+ever ended there."""
 
 BestEffortReason = Literal[
     "automatic", "over_budget", "sacrificed", "yielded", "on_host", "on_disk", "no_hold"
 ]
-"""`automatic`: no breakpoint with `hold` asked for a lease."""
+"""Why nothing holds an entry. `automatic`: no breakpoint with `hold` asked for a lease."""
 
 
 class BreakpointReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,27 +42,26 @@ class BreakpointReport(msgspec.Struct, frozen=True, kw_only=True):
     state: EntryState
     tokens: int | None = None
     ttl: Ttl | None = None
-    # A promise: only a `leased` entry has it.
+    # The rest of the lease. Only a `leased` entry has it, for it is a promise.
     expires_in_seconds: float | None = None
     # Why there is no entry, or why nothing holds it.
     reason: MissReason | BestEffortReason | None = None
-    # Why what stands up to the breakpoint was not read in full; None: it was. Engines of earlier
-    # versions leave it out.
+    # Why the prefix was not read in full; None: it was. Engines of earlier versions leave it out.
     missed: MissReason | UnsetType | None = UNSET
-    # The fewest tokens that an entry has; told where the breakpoint has fewer (`below_minimum`).
+    # The fewest tokens that an entry may have. Only the reason `below_minimum` comes with it.
     min_cache_tokens: int | UnsetType = UNSET
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """Which of the request's names are held now."""
 
-    # Of each of the request's `names`, in its order.
+    # The tokens up to each of the request's `names`, in their order.
     name_tokens: list[int]
-    # So many of the first names are in `tier`.
+    # How many of the first names are in `tier`.
     num_held: int
     # How many of the first names are under a lease, for `lease_seconds` more.
     num_leased: int = 0
     lease_seconds: float | None = None
     tier: Tier = "device"
-    # Of each document, in order, the positions that are copied of it, up to its end.
+    # For each document, in prompt order, the positions [start, end) copied from its entry.
     copied: list[tuple[int, int]] = []

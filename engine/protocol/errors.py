@@ -32,7 +32,7 @@ STATUS_OF: dict[ErrorCode, int] = dict.fromkeys(get_args(ErrorCode), 400) | {
 class ErrorReply(msgspec.Struct, frozen=True, omit_defaults=True):
     code: ErrorCode
     message: str
-    # Whether the message tells only of the request's own fields, so that its client may read it.
+    # Whether the client may read the message, because it is about the request's own fields alone.
     is_public: bool = False
-    # Whether it was `overloaded` for this request, and others may be taken.
+    # Whether `overloaded` is about this request alone. The engine may then take other requests.
     only_this: bool = False

@@ -16,7 +16,7 @@ class ChainHeld(msgspec.Struct, frozen=True, kw_only=True, tag="held"):
     """These names are in `tier`."""
 
     seq: int
-    # A chain, the shortest first.
+    # Names of prefixes of one another, the shortest prefix first.
     names: list[HeldName]
     tier: Tier = "device"
     # How many of the first names are under a lease, for `lease_seconds` more.
@@ -37,13 +37,13 @@ class LeaseEnded(msgspec.Struct, frozen=True, kw_only=True, tag="lease_ended"):
 
     seq: int
     entry: str
-    # Those that lost it.
+    # The names that lost the lease.
     names: list[str]
     reason: Literal["expired", "sacrificed", "yielded", "dropped", "damaged"]
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot"):
-    """Everything held as of `seq`; events after it follow with `seq + 1`, `seq + 2`, …"""
+    """Everything that is held as of `seq`. The next events have `seq + 1`, `seq + 2`, …"""
 
     seq: int
     epoch: str

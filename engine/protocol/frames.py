@@ -16,18 +16,20 @@ FinishReason = Literal[
 
 
 ALLOWED_TOOLS = ""
-"""In the place of a tool's name: the choice of the tools that may be called can't be guaranteed."""
+"""Stands in a tool's name's place if the choice of tools that may be called can't be guaranteed."""
 
 
 class UnheldTool(msgspec.Struct, frozen=True):
-    """A strict tool whose calls need not keep to its schema, or ALLOWED_TOOLS, and why."""
+    """A demand on tool calls that the engine can't guarantee."""
 
+    # A strict tool whose calls may break its schema, or ALLOWED_TOOLS.
     tool: str
+    # Why it can't be guaranteed, in words.
     reason: str
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
-    """The first frame: final input counters. From here on the entries are readable."""
+    """The first frame. Its input counts are final, and the entries are readable from here on."""
 
     request_id: str
     epoch: str
@@ -38,20 +40,17 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
     unheld: list[UnheldTool] = []
-    # The segments of system messages that the chat template can't take where they stand. They are
-    # told in the user's turn beside them.
+    # Segments of system messages that the template can't place. A user's turn beside them has them.
     folded: list[int] = []
-    # The breakpoints' segments whose last tokens depend on the text behind them. Their boundary
-    # lies before their text's end.
+    # Breakpoints' segments whose last tokens depend on the text behind. They end before their text.
     inexact: list[int] = []
     # The lowest tier that `usage.cache_read_tokens` came from; None: nothing was read.
     read_tier: Tier | None = None
-    # From admission until all that was read was on the device; 0: it was there.
+    # From admission until all read content was on the device; 0: it was there already.
     bring_back_seconds: float = 0.0
-    # None: all is exact.
+    # The approximation that the answer rests on; None: all is exact.
     approximate: Approximation | None = None
-    # The leases of the epoch so far, this response's among them. So nobody who reads frames knows
-    # of fewer leases than clients were told of.
+    # The leases granted in the epoch so far. Those that this frame tells of are among them.
     leases_granted: int = 0
 
 
@@ -60,14 +59,14 @@ class TokenProb(msgspec.Struct, frozen=True):
 
     token: bytes
     token_id: int
-    # Natural, and -9999 at least.
+    # The natural logarithm of its probability, -9999 at least.
     logprob: float
 
 
 class DrawnToken(msgspec.Struct, frozen=True):
-    """A token of the text beside the most likely tokens at its place.
+    """A token of the text, and the most likely tokens at its place.
 
-    The distribution is the model's own: at temperature 1, without penalties, biases and grammars.
+    The probabilities are the model's own: at temperature 1, without penalties, biases and grammars.
     """
 
     drawn: TokenProb
@@ -78,7 +77,7 @@ class DrawnToken(msgspec.Struct, frozen=True):
 class TextDelta(msgspec.Struct, frozen=True, tag="text", omit_defaults=True):
     text: str
     choice: int = 0
-    # Those of the tokens that this text is made of, where the request wants them.
+    # The tokens that this text is made of, if the request wants log-probabilities.
     logprobs: list[DrawnToken] = []
 
 
@@ -88,7 +87,7 @@ class ThinkingDelta(msgspec.Struct, frozen=True, tag="thinking"):
 
 
 class ToolUseStart(msgspec.Struct, frozen=True, tag="tool_use"):
-    """Opens a call; `ToolInputDelta`s follow until another block opens or the choice finishes."""
+    """Opens a call. `ToolInputDelta`s follow until another block opens or the choice finishes."""
 
     id: str
     name: str
@@ -104,12 +103,12 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     """One choice ended."""
 
     reason: FinishReason
-    # Every sampled token, the end marker included.
+    # All sampled tokens. The end marker counts as well.
     output_tokens: int
     thinking_tokens: int = 0
     stop_sequence: str | None = None
     choice: int = 0
-    # Why, where the reason is `failed` and more is known than that.
+    # Why the choice failed. Only the reason `failed` may come with it.
     code: ErrorCode | UnsetType = UNSET
 
 

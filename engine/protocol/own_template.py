@@ -1,4 +1,4 @@
-"""What a prompt can't have where the model's server renders it with a template of its own."""
+"""What a prompt can't have if another server renders it with its own chat template."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -9,8 +9,10 @@ OwnTemplateField = Literal["prompt.text", "messages"]
 
 
 def needs_own_template(prompt: Prompt) -> Iterator[OwnTemplateField]:
-    """The fields of a prompt that an engine without the capability `own_template` refuses: a raw
-    prompt, and a last message of the assistant that is to be continued."""
+    """The prompt's fields that an engine without the capability `own_template` refuses.
+
+    They are a raw text, and a last message of the assistant, which is to be continued.
+    """
     if prompt.text is not None:
         yield "prompt.text"
     if prompt.messages and prompt.messages[-1].role == "assistant":

@@ -9,7 +9,7 @@ _RUNS: frozenset[SegmentKind] = frozenset({"tool_use", "tool_result"})
 def is_one_position(kind: SegmentKind, following: SegmentKind, *, is_same_turn: bool) -> bool:
     """Whether two neighbouring segments are one position.
 
-    A run of `tool_use` or of `tool_result` within one turn is one; every other segment is one of
-    its own.
+    A run of `tool_use` or of `tool_result` segments within one turn is one position. Every other
+    segment is a position by itself.
     """
     return is_same_turn and kind == following and kind in _RUNS

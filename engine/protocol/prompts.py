@@ -6,7 +6,8 @@ from typing import Any, Literal
 import msgspec
 
 IMAGE_REFERENCE = re.compile(r"\[image ([0-9a-f]{64})\]")
-"""Stands for an image in a text, by its id. Of an id that the prompt lacks it is text."""
+"""A reference in a text to an image of the prompt, by the image's id. A reference to an id that the
+prompt lacks is plain text."""
 
 Role = Literal["user", "assistant", "system"]
 
@@ -15,10 +16,10 @@ class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """One tool definition."""
 
     name: str
-    # In the client's order of keys.
+    # A JSON schema, its keys in the client's order.
     input_schema: dict[str, Any]
     description: str | None = None
-    # Whether its calls keep to the schema (capability `strict_tools`).
+    # Whether calls must follow the schema (capability `strict_tools`).
     strict: bool = False
 
 
@@ -31,11 +32,11 @@ class ThinkingPart(msgspec.Struct, frozen=True, tag="thinking"):
 
 
 class ToolUsePart(msgspec.Struct, frozen=True, tag="tool_use"):
-    """A call that the model made. Its input is an object, or the text that stood in its place."""
+    """A call that the model made."""
 
     id: str
     name: str
-    # A text where a call was cut, or where its input is no JSON object that can cross to here.
+    # An object. It is the text itself if the call was cut, or if the text is no JSON object.
     input: dict[str, Any] | str
 
 
@@ -58,13 +59,13 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A PNG, JPEG, GIF or WebP file."""
 
-    # The HMAC-SHA256 of `data` under the scope, 64 hex digits. Only who knows the scope can write
-    # the reference, and equal images of two scopes have two ids.
+    # The HMAC-SHA256 of `data` under the scope, 64 hex digits. So two scopes have different ids.
     id: str
     media_type: str
     data: bytes
-    # In pixels, as the file's header says.
+    # In pixels, by the file's header.
     width: int
+    # In pixels, by the file's header.
     height: int
 
     @property
@@ -78,12 +79,11 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     messages: list[Message]
     tools: list[Tool] = []
     system: list[TextPart] = []
-    # A raw text bypasses the chat template and excludes all else.
+    # A raw text. It bypasses the chat template and excludes all else.
     text: str | None = None
-    # They may be called like `tools`. Their definitions stand in the messages: no template renders
-    # them, and they are no segments.
+    # Further tools that may be called. The messages define them, so they make no segments.
     named_tools: list[Tool] = []
-    # Each is shown where a text has its reference (capability `images`).
+    # Images, each shown in place of its reference in a text (capability `images`).
     images: list[Image] = []
 
     @property
@@ -93,9 +93,9 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     @property
     def num_segments(self) -> int:
-        """Segments are numbered from 0: each tool, each system block, each message part.
+        """The number of segments: one for each tool, each system block and each message part.
 
-        A raw text is one.
+        They are numbered from 0 in that order. A raw text is one segment.
         """
         if self.text is not None:
             return 1

@@ -1,4 +1,4 @@
-"""What an engine keeps of a request until the gateway has acknowledged it."""
+"""What an engine keeps about a request until the gateway acknowledges it."""
 
 import msgspec
 
@@ -7,14 +7,14 @@ from engine.protocol.usage import InputUsage
 
 
 class AckRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Also asks for the records of requests whose final counts are not acknowledged."""
+    """Names requests: to acknowledge their final counts, or to get their kept records."""
 
     request_ids: list[str]
 
 
 class KeptRecord(msgspec.Struct, frozen=True):
     request_id: str
-    # What the gateway sent as `record` with the request.
+    # The request's field `record`, as the gateway sent it.
     record: str
 
 
@@ -24,11 +24,11 @@ class FinalCounts(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     epoch: str
     reason: FinishReason
-    # None: it ended before `Started`.
+    # None: the request ended before `Started`.
     usage: InputUsage | None = None
     output_tokens: int = 0
     thinking_tokens: int = 0
-    # Without a `usage`: the prompt's tokens that went through the model, each place counted once.
+    # If there is no `usage`: the prompt's positions that the model computed, each counted once.
     prefilled_tokens: int = 0
-    # The request's. It tells the workspace where the journal is lost.
+    # The request's scope. It tells the workspace if the gateway's journal is lost.
     scope: str = ""

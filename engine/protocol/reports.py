@@ -1,4 +1,4 @@
-"""What an engine tells of itself: its description, its counters, its memory, its entries."""
+"""What an engine reports about itself: its description, counters, memory and entries."""
 
 from collections.abc import Sequence
 from typing import Literal, get_args
@@ -23,19 +23,28 @@ from engine.protocol import (
 
 
 class Guarantee(msgspec.Struct, frozen=True):
-    """Whether an engine keeps one promise of this protocol, and by what, or why not.
+    """Whether an engine keeps one promise of this protocol.
 
-    Exact counts are what the memory did. `hold`: a lease keeps its content until it expires.
-    `isolation`: no scope reads or times another's content. `events`: what leaves is told.
+    - `exact_read`, `exact_write`: the counts are what happened in memory.
+    - `hold`: a lease keeps its content until it expires.
+    - `isolation`: no scope reads another scope's content, or learns of it by time.
+    - `events`: the stream of events tells what leaves memory.
+    - `forced_tools`: the answer has a call if `tool_choice` is `any` or `tool`.
     """
 
     name: GuaranteeName
     is_kept: bool
+    # By what it is kept, or why it is not.
     note: str = ""
 
 
 EngineRole = Literal["prefill", "decode", "both"]
-"""What gateways send: prompts that others answer, turns and such answers, or whole turns."""
+"""What an engine gets from gateways.
+
+- `prefill`: prompts that another engine answers.
+- `decode`: turns, and answers to prompts that another engine computed.
+- `both`: whole turns.
+"""
 
 
 class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,9 +55,9 @@ class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     rank: int
     num_bytes: int
-    # It acts on a prompt from the last occurrence of this text on; None: on all of it.
+    # It acts on a prompt from this text's last occurrence on; None: on the whole prompt.
     invocation: str | None = None
-    # It finishes its requests, and takes no others.
+    # Whether it is being unloaded: its requests are finished, and no others are taken.
     is_leaving: bool = False
 
 
@@ -58,19 +67,16 @@ class Technique(msgspec.Struct, frozen=True, kw_only=True):
     They were measured on texts that the model itself wrote.
     """
 
-    # A scorer that chooses what is kept of a prefix, `blocks`, or `sibling`.
     method: Method
-    # Of a scorer: the part of the prefix that is kept. Of `blocks`: how many of a document's first
-    # tokens, or which share of all, are computed where it stands. Of `sibling`: how many of the
-    # first layers are computed.
+    # A scorer's `keep`, `Document.recompute` for `blocks`, the computed layers for `sibling`.
     parameter: int | float
-    # The mean divergence of the next token's distribution, in nats.
+    # The mean divergence of the next token's distribution from the exact one, in nats.
     kl: float
-    # The part of the places at which the most likely token is the same.
+    # The part of the places at which the most likely token is the exact prompt's, 0 to 1.
     agreement: float
-    # The number of places.
+    # The number of places that were compared.
     tokens: int
-    # Requests may ask for it.
+    # Whether requests may ask for it.
     is_allowed: bool
 
     @property
@@ -87,8 +93,11 @@ STILL_MEASURING = (
 def why_refused(
     techniques: Sequence[Technique], method: Method, parameter: int | float
 ) -> str | None:
-    """Why an engine may not be asked for it; None if it may. The next lower parameter that was
-    measured decides. No token recomputed is also the least share."""
+    """Why a request may not ask an engine for this approximation; None if it may.
+
+    The measured technique with the nearest parameter at or below this one decides. Numbers are
+    compared with numbers and shares with shares. The number 0 is also the least share.
+    """
     known = [
         technique
         for technique in techniques
@@ -109,7 +118,7 @@ def why_refused(
 
 
 class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What tells a model from another one of the same name. An empty text is not known."""
+    """What tells a model from another one of the same name. An empty text means: not known."""
 
     # A digest of its weights' files, in hex.
     weights: str = ""
@@ -117,43 +126,41 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     template: str = ""
     # A digest of its tokens and their ids, in hex.
     vocabulary: str = ""
-    # What the server that an engine stands in front of says that it serves.
+    # The model's name by the server that an engine of the backend `upstream` stands in front of.
     server: str = ""
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine is and can do. It does not tell a number that is 0 or a text that is empty."""
+    """What an engine is and can do. A number of 0 and an empty text mean: not told."""
 
     backend: Literal["native", "vllm", "synthetic", "upstream"]
     model: str
-    # Changes with every start: nothing of an earlier epoch is held.
+    # It changes with every start. Only what a store kept outlives an epoch.
     epoch: str
     max_context_tokens: int
     block_size: int
     num_blocks: int
-    # Entries sit at multiples of so many tokens; 1 is exact to the token.
+    # Entries end at multiples of this many tokens; 1 is exact to the token.
     granularity: int
     min_cache_tokens: int
-    # A gateway or a dashboard may not know all of them.
+    # Names of capabilities. Some may be of a later version than the reader's.
     capabilities: Sequence[str]
-    # Whether tools are rendered before the system prompt, or where the model's template has them.
+    # Whether tools are rendered before the system prompt, or where the model's template puts them.
     prefix_order: Literal["tools_first", "template"] = "template"
     tool_format: str | None = None
     reasoning_format: str | None = None
     kv_bytes_per_token: int = 0
     state_blocks: int = 0
-    # The type that keys and values are kept in.
+    # The type of the stored keys and values.
     kv_dtype: str = ""
-    # What the native engine attends with: `sdpa`, `triton`, or `cpp` and the processor's level
-    # that the kernel was built for.
+    # The native engine's kernels: `sdpa`, `triton`, or `cpp` with the processor level it is for.
     attention: str = ""
     # `cpu`, or a GPU's name or kind.
     device: str = ""
     default_sampling: Sampling = Sampling(max_tokens=None)
-    # The most sequences that are computed together. Others wait at the engine.
+    # The most sequences that are computed together. Further ones wait at the engine.
     max_running: int = 0
-    # The most bytes of text, as UTF-8, that become one token. A prompt of n bytes has at least
-    # n / that many tokens.
+    # The most UTF-8 bytes of one token: n bytes of text are n / this many tokens at least.
     longest_token_bytes: int = 0
     # The kind of the server that an engine of the backend `upstream` stands in front of.
     upstream: str | None = None
@@ -161,18 +168,18 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     guarantees: list[Guarantee] = []
     # An engine for `prefill` or `decode` shares a store with the others of its model.
     role: EngineRole = "both"
-    # Requests may carry a `record`.
+    # Whether requests may carry a `record`.
     keeps_records: bool = False
     adapters: list[AdapterInfo] = []
-    # The approximations that were measured; none where they are off, or the engine can't.
+    # The measured approximations. Empty if they are off, or if the engine has none.
     techniques: list[Technique] = []
-    # The engine's own approximations are not known yet.
+    # Whether the engine still measures its own approximations.
     is_measuring: bool = False
-    # Which model stands behind the name `model`.
+    # Tells the model from another one of the name `model`.
     identity: ModelIdentity = ModelIdentity()
-    # The TTL classes that its breakpoints may have. A gateway may not know all of them.
+    # The TTL classes that breakpoints may have. Some may be of a later version than the reader's.
     ttls: tuple[str, ...] = FIRST_TTLS
-    # `/v1/drop` may say who asks, and `/v1/entries` answers page by page: both came in one version.
+    # Whether `/v1/drop` takes `by` and `/v1/entries` answers in pages. Both came in one version.
     takes_releases: bool = False
     protocol_version: int = PROTOCOL_VERSION
 
@@ -183,64 +190,66 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Blocks by what holds them; the five classes add up to `total`."""
+    """Blocks by what holds them. The first five classes add up to `total`."""
 
     total: int
-    # They have nothing of use.
+    # Blocks without content of use.
     free: int
-    # A sequence refers to them.
+    # Blocks that a sequence refers to.
     active: int
-    # Leases alone refer to them.
+    # Blocks that leases alone refer to.
     leased: int
-    # They have no reference and belong to a best-effort entry.
+    # Blocks without a reference that belong to a best-effort entry.
     best_effort: int
-    # They have no reference and reusable content.
+    # Other blocks without a reference whose content can be reused.
     cached: int
-    # Those with more than one reference, in whatever class.
+    # Blocks of any class with more than one reference.
     shared: int = 0
-    # Those that are active for requests of other protocols.
+    # Active blocks of requests that came by another protocol.
     foreign: int = 0
 
 
 LeaseEnd = Literal["expired", "sacrificed", "yielded", "dropped", "released", "damaged"]
-"""How a lease can end while its engine lives: the fields of `Counters` behind `leases_`. An
-operator `dropped` it, or the workspace that had it `released` it."""
+"""How a lease can end while its engine lives. `Counters` has a field `leases_…` for each.
+
+An operator `dropped` it, or the workspace that had it `released` it.
+"""
 LEASE_ENDS: tuple[LeaseEnd, ...] = get_args(LeaseEnd)
 
 
 class Counters(InputUsage, kw_only=True):
     """Totals since the epoch began.
 
-    Tokens by class count started requests only; `computed_tokens` count the others too.
+    The tokens of `InputUsage` are those of started requests. `computed_tokens` alone has the others
+    as well.
     """
 
     requests: int = 0
     # The computed tokens of requests that ended before they started.
     prefilled_tokens: int = 0
     output_tokens: int = 0
-    # A step counts once for each choice that it drew tokens of.
+    # Steps, each counted once for every choice that got tokens in it.
     sampling_steps: int = 0
     # The tokens that were proposed in these steps.
     draft_tokens: int = 0
-    # Those of them that were drawn.
+    # The proposed tokens that were drawn.
     accepted_draft_tokens: int = 0
     copied_blocks: int = 0
-    # With content, and reused on the device.
+    # Device blocks whose content was given up so that they could be used again.
     evicted_blocks: int = 0
-    # Best-effort ones that lost a block for room.
+    # Best-effort entries that lost a block for room.
     evicted_entries: int = 0
-    # Copied to the host.
+    # Blocks copied to the host.
     demoted_blocks: int = 0
-    # Copied back from the host.
+    # Blocks copied back from the host.
     promoted_blocks: int = 0
     preempted_requests: int = 0
-    # Those that the store brought back from an earlier epoch are among them. Less those that
-    # expired, or were sacrificed, yielded, dropped, released or damaged, they are live.
+    # All leases, with those that the store brought back. Less those that ended, they are live.
     leases_granted: int = 0
     leases_expired: int = 0
     leases_sacrificed: int = 0
     leases_yielded: int = 0
-    # They left the device for the store, and live.
+    # Leases that left the device for the store. They are live.
     leases_lowered: int = 0
     leases_dropped: int = 0
     leases_released: int = 0
@@ -248,29 +257,30 @@ class Counters(InputUsage, kw_only=True):
 
 
 class LeaseStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What leases hold, in blocks. A block that several leases hold counts once."""
+    """The blocks that leases hold."""
 
+    # A block that several leases hold counts once.
     blocks: int
-    # What they may hold.
+    # The most blocks that leases may hold.
     max_blocks: int
 
 
 TOKENS_PER_REQUEST = tuple(4.0**power for power in range(14))
-"""Buckets of tokens: those of `gen_ai.client.token.usage` in OpenTelemetry's conventions."""
+"""Upper edges of buckets, in tokens: those of OpenTelemetry's `gen_ai.client.token.usage`."""
 SECONDS_PER_TOKEN = (
     *(0.001, 0.0025, 0.005),
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
     *(5.0, 10.0, 30.0),
 )
-"""Buckets of seconds: those of `gen_ai.server.time_per_output_token`, and six more."""
+"""Upper edges of buckets, in seconds: those of `gen_ai.server.time_per_output_token`, and six
+more."""
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
     """How many values are in each range."""
 
     edges: list[float]
-    # Item i: the values of at most `edges[i]`, and above the edge before. The last item: those
-    # above all edges.
+    # counts[i] values lie above edges[i - 1], up to edges[i]. The last count is above all edges.
     counts: list[int]
     # The sum of the values.
     total: float
@@ -295,16 +305,16 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     is_up: bool
     blocks: int = 0
     used_blocks: int = 0
-    # Those of the used ones that are of entries.
+    # The used blocks that belong to entries.
     held_blocks: int = 0
     max_bytes: int = 0
     used_bytes: int = 0
     entries: int = 0
-    # The leased ones of the entries.
+    # The entries that are leased.
     leases: int = 0
-    # They wait for their copies, or for their lines in the journal.
+    # Entries that wait for their copies, or for their lines in the journal.
     pending_entries: int = 0
-    # They ended before they were there, or found no room.
+    # Entries that ended before they were stored, or found no room.
     unsaved_entries: int = 0
     displaced_entries: int = 0
     queued_bytes: int = 0
@@ -313,40 +323,43 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     written_blocks: int = 0
     loaded_blocks: int = 0
     restored_entries: int = 0
-    # Of the leases that the journal told as live, those that are readable again,
+    # The leases that the journal has as live and that are readable again.
     restored_leases: int = 0
-    # and those that are not.
+    # The leases that the journal has as live and that are not readable.
     lost_leases: int = 0
     failed_writes: int = 0
-    # Those that are known of other engines of a shared store.
+    # The known blocks of other engines of a shared store.
     peer_blocks: int = 0
-    # What was read of other engines' files.
+    # The bytes read from other engines' files.
     peer_read_bytes: int = 0
-    # The files and journal lines that were not what they must be, by reason.
+    # The files and journal lines that failed a check, by reason.
     misses: dict[str, int] = {}
-    # Why the engine runs without the store of its settings. All else is 0 then.
+    # Why the engine runs without the store of its settings. All counts are 0 then.
     refused: StoreRefusal | None = None
-    # Why files can't be written, as the system said it last; None: they can. With the refusal
-    # `server_flags` it names the flag.
+    # Why files can't be written; None: they can. The refusal `server_flags` names the flag here.
     problem: str | None = None
 
 
 class PrefillSums(msgspec.Struct, kw_only=True):
-    """What a fit of seconds = a + b · tokens + c · decodes takes: sums since the epoch began.
+    """The sums that a fit of seconds = a + b · tokens + c · decodes takes, since the epoch began.
 
-    An observation is a step of an engine that computes itself. Where another program computes it is
-    a request's prefill that had the engine to itself. Of a synthetic engine it is a step's time by
-    its settings. The last six are sums of products of two.
+    What an observation is depends on the engine:
+
+    - an engine that computes by itself: a step
+    - an engine in front of another program: the prefill of a request that ran alone
+    - a synthetic engine: a step, with the time that its settings give it
+
+    Each of the last six fields is the sum of the products of two values.
     """
 
     observations: int = 0
     # The observations in which prompts were computed.
     prefills: int = 0
-    # Of prompts, computed in `seconds`.
+    # The prompts' tokens that were computed in `seconds`.
     tokens: int = 0
-    # Choices that got one token each in the same time.
+    # The choices that got one token each in the same time.
     decodes: int = 0
-    # The tokens of steps that decoded nothing. Such a step ran for them alone.
+    # The prompts' tokens of steps without a decode.
     unshared_tokens: int = 0
     seconds: float = 0.0
     tokens_tokens: float = 0.0
@@ -357,7 +370,7 @@ class PrefillSums(msgspec.Struct, kw_only=True):
     seconds_seconds: float = 0.0
 
     def observe(self, tokens: int, decodes: int, seconds: float) -> None:
-        """`tokens` of prompts took so many seconds, beside one token of each of `decodes`
+        """Add an observation: `seconds` for `tokens` of prompts and one token of each of `decodes`
         choices."""
         self.observations += 1
         self.prefills += tokens > 0
@@ -377,40 +390,40 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
     epoch: str
     uptime_seconds: float
-    # All requests that run.
+    # The requests that run.
     running: int
-    # All requests that wait.
+    # The requests that wait.
     waiting: int
     blocks: BlockStats
     counters: Counters
-    # None where the engine does not tell.
+    # None: the engine does not tell.
     leases: LeaseStats | None = None
-    # All that are readable.
+    # The readable entries.
     num_entries: int = 0
-    # The leased ones of them.
+    # The entries that are leased.
     num_leases: int = 0
-    # Those with the reason `automatic`. The rest are best-effort for another reason.
+    # The entries with the reason `automatic`. The rest are best-effort for another reason.
     num_automatic: int = 0
     unacknowledged: int = 0
     prefill_seconds: float = 0.0
     host_blocks: int = 0
     host_blocks_used: int = 0
-    # The running requests of `BlockStats.foreign`.
+    # The running requests that came by another protocol.
     foreign_running: int = 0
-    # Slots of llama.cpp's server that get no requests: somebody else uses them, or they don't come
-    # to rest.
+    # llama.cpp's slots that get no requests: in use by somebody else, or they don't come to rest.
     slots_away: int = 0
-    # None where the engine does not tell.
+    # None: the engine does not tell.
     distributions: Distributions | None = None
-    # None where the engine does not tell.
+    # None: the engine does not tell.
     prefill_times: PrefillSums | None = None
     store: StoreStats | None = None
 
 
 class Histogram(msgspec.Struct, frozen=True, kw_only=True):
-    """`counts[i]` values were at most `edges_seconds[i]`; the last count is of all above."""
+    """How many times are in each range."""
 
     edges_seconds: list[float]
+    # counts[i] values lie above edge i - 1, up to edge i. The last count is above all edges.
     counts: list[int]
 
 
@@ -428,7 +441,7 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockCell(msgspec.Struct, frozen=True, array_like=True):
-    """Consecutive blocks by what holds them, as in `BlockStats`: the first five add up."""
+    """Consecutive blocks by what holds them, as in `BlockStats`. The first five add up to all."""
 
     free: int = 0
     active: int = 0
@@ -441,24 +454,25 @@ class BlockCell(msgspec.Struct, frozen=True, array_like=True):
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
     """Device blocks of one live entry, or of a scope without an entry.
 
-    Each block counts once: for the shortest entry that it belongs to, leased ones first.
+    Each block counts once, for the shortest leased entry that it belongs to. A block of no leased
+    entry counts for the shortest of its entries.
     """
 
     # None: not known.
     scope: str | None
-    # None also for the smallest entries of a scope, beyond MAX_HOLDINGS.
+    # None: no entry, or the smallest entries of a scope together, beyond MAX_HOLDINGS.
     entry: str | None = None
     name: str | None = None
     tokens: int = 0
-    # A sequence uses them.
+    # Blocks that a sequence uses.
     active: int = 0
-    # Leases alone hold them.
+    # Blocks that leases alone hold.
     leased: int = 0
-    # They have no reference. A lease keeps a copy of them in the store.
+    # Blocks without a reference, of which a lease keeps a copy in the store.
     lowered: int = 0
-    # They have no reference, and belong to an entry that nothing holds.
+    # Blocks without a reference that belong to an entry that nothing holds.
     best_effort: int = 0
-    # They have no reference, and belong to no entry.
+    # Blocks without a reference that belong to no entry.
     cached: int = 0
 
 
@@ -467,18 +481,16 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
     epoch: str
     block_size: int
-    # Of the pool, in each cell.
+    # How many of the pool's blocks each cell has.
     blocks_per_cell: int = 0
-    # The pool in the order of its blocks, at most MAX_CELLS. None without the capability
-    # `block_map`. They may be of moments some steps apart.
+    # The pool's blocks in order, in MAX_CELLS cells at most; empty without `block_map`.
     cells: list[BlockCell] = []
     referenced_blocks: int | None = None
-    # The room in referenced blocks that no token is in.
+    # The room for tokens in referenced blocks that is empty.
     unused_tokens: int | None = None
     # The host tier.
     host: BlockStats | None = None
-    # Of the same moments as the cells. With the free blocks they are all of the pool. Without cells
-    # they are only what entries stand on.
+    # All blocks that are not free. If there are no cells: the blocks of entries alone.
     holdings: list[Holding] = []
     lifetimes: Lifetimes
 
@@ -494,22 +506,20 @@ class EntryInfo(msgspec.Struct, frozen=True, kw_only=True):
     ttl: Ttl
     state: EntryState
     expires_in_seconds: float
-    # It ends at a time that a breakpoint told (`seconds`): its TTL's time says nothing of it.
+    # Whether a breakpoint's `seconds` decide its end, instead of its TTL.
     has_own_lifetime: bool = False
     reads: int
-    # The gateway's digest of just this prefix, as requests have it in their `names`. It is no word
-    # of the client's; `PrefixLook.name` of the admin API is.
+    # The gateway's digest of this prefix, as in a request's `names`. The client has no part in it.
     name: str | None = None
     # The number of sequences that hold its deepest full block.
     shared_by: int = 0
-    # Why nothing holds a `best_effort` one.
+    # Why nothing holds a `best_effort` entry.
     reason: BestEffortReason | None = None
     # Where its first block is.
     tier: Tier = "device"
-    # It outlives a restart.
+    # Whether it outlives a restart.
     is_stored: bool = False
-    # Those that no shorter entry has, nor a leased one if this one is best-effort. So each token
-    # counts for one entry.
+    # Tokens of no shorter entry, nor of a leased one if this is best-effort: each counts once.
     own_tokens: int = 0
-    # An approximate entry has fewer tokens in memory.
+    # The approximation that wrote it; None: exact. A compressed entry has fewer tokens in memory.
     approximate: Compressed | Literal["blocks", "sibling"] | None = None

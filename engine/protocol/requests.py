@@ -25,21 +25,18 @@ class Breakpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     ttl: Ttl = "5m"
     # The entry lives this long instead of `ttl`, and reads do not prolong it.
     seconds: Annotated[float, Meta(gt=0)] | None = None
-    # The part of the prefix's tokens that is kept in each layer. What follows is computed behind
-    # them. Breakpoints in front of this one hold nothing.
+    # The part of the prefix's tokens that each layer keeps. Earlier breakpoints then hold nothing.
     keep: Annotated[float, Meta(ge=LEAST_KEEP, lt=1)] | None = None
-    # Chooses the tokens that `keep` keeps.
+    # The method that chooses which tokens `keep` keeps.
     scorer: Scorer = DEFAULT_SCORER
-    # Whether the prefix may be read from the sibling model's entry, where that is longer than any
-    # of this model.
+    # Whether a sibling model's entry may be read if it is longer than any entry of this model.
     sibling: bool = False
-    # Whether memory is asked for. Without it the entry is best-effort and gives way in the order
-    # of use, until a breakpoint with `hold` reads it.
+    # Whether to lease the entry. Else it is best-effort until a breakpoint with `hold` reads it.
     hold: bool = True
 
     @property
     def is_approximate(self) -> bool:
-        """Whether its prefix is asked to be anything else than exact."""
+        """Whether its prefix need not be exact."""
         return self.keep is not None or self.sibling
 
 
@@ -48,23 +45,22 @@ class Name(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     # The gateway's digest of the prefix, 16 hex digits.
     digest: str
-    # The prefix ends in this segment.
+    # The segment in which the prefix ends.
     segment: NotNegative
-    # It ends after this many characters of the segment's text; None: at the segment's end.
+    # The characters of that segment's text up to the prefix's end; None: the whole segment.
     characters: int | None = None
 
 
 class ToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether the model may or must call tools, and which."""
 
-    # `any` and `tool` need the capability `forced_tools`; with `none` no calls are parsed.
+    # `any` and `tool` need the capability `forced_tools`. With `none` no calls are parsed.
     mode: Literal["auto", "none", "any", "tool"] = "auto"
     # The tool of mode `tool`.
     name: str | None = None
     # Whether there may be more than one call.
     parallel: bool = True
-    # The tools that may be called in the modes `any` and `auto`; empty: all. In mode `auto` they
-    # need the capability `strict_tools`.
+    # The tools that `any` and `auto` allow; empty: all. `auto` needs `strict_tools` for them.
     names: list[str] = []
 
     def allows(self, name: str) -> bool:
@@ -88,34 +84,32 @@ class GenerateRequest(
     breakpoints: Annotated[list[Breakpoint], Meta(max_length=MAX_BREAKPOINTS)] = []
     documents: Annotated[list[Document], Meta(max_length=MAX_DOCUMENTS)] = []
     names: Annotated[list[Name], Meta(max_length=MAX_NAMES)] = []
-    # Since the turn arrived at the gateway: TTLs count from then.
+    # The time since the turn arrived at the gateway. TTLs count from that moment.
     age_seconds: Annotated[float, Meta(ge=0, lt=86_400)] = 0.0
     # The shortest prefix that is cached; None: the engine's own minimum.
     min_cache_tokens: NotNegative | None = None
     tool_choice: ToolChoice = ToolChoice()
     thinking: bool = False
-    # The text is JSON of this schema (capability `structured_output`).
+    # A JSON schema that the text must follow (capability `structured_output`).
     output_schema: dict[str, Any] | None = None
-    # The whole text matches this regular expression (capability `structured_output`).
+    # A regular expression that the whole text must match (capability `structured_output`).
     output_pattern: str | None = None
-    # The part (0 to 1) of the lease budget that the scope gets from this request on, even where
-    # others have all of it; None: the engine's own.
+    # The scope's part (0 to 1) of the lease budget from now on; None: the engine's setting.
     lease_share: float | None = None
-    # `batch` is computed behind the interactive ones (capability `service_class`).
+    # `batch` is computed behind the interactive requests (capability `service_class`).
     service_class: ServiceClass = "interactive"
-    # Look-ups go back to this segment, over any number of positions (capability `lookback_to`).
+    # The segment at which look-back ends, over any number of positions (capability `lookback_to`).
     lookback_to: NotNegative | None = None
-    # The digest of the adapter that answers, one of the description's; empty: none.
+    # The digest of the adapter that answers, one of the description's; empty: no adapter.
     adapter: str = ""
-    # A digest of 32 bytes in hex (capability `cache_salt`): nothing is read that was written with
-    # another one, or without one, in the same scope.
+    # Only content with the same salt is read (capability `cache_salt`). 32 bytes in hex, or none.
     salt: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
-    # The gateway's own. An engine that `keeps_records` gives it back until the counts are
-    # acknowledged.
+    # The gateway's text. An engine that `keeps_records` has it until the counts are acknowledged.
     record: str = ""
 
     @property
     def constrains_text(self) -> bool:
+        """Whether a schema or a pattern constrains the text."""
         return self.output_schema is not None or self.output_pattern is not None
 
     @property
@@ -129,7 +123,10 @@ class GenerateRequest(
 
 
 class CountRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Has the rules of a `GenerateRequest`'s prompt. It touches no entry and no lease."""
+    """Asks for a prompt's tokens. The prompt has the rules of a `GenerateRequest`'s.
+
+    The request touches no entry and no lease.
+    """
 
     scope: str
     prompt: Prompt
@@ -138,5 +135,5 @@ class CountRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class CountReply(msgspec.Struct, frozen=True):
     input_tokens: int
-    # Of each segment the offset of its end; None where it has no boundary.
+    # The tokens up to each segment's end; None: no token ends there.
     segment_tokens: list[int | None]

@@ -32,11 +32,10 @@ from engine.protocol.capabilities import Capability
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How each token of an answer is drawn, and where the answer ends.
 
-    A field of NEUTRAL that is None is what the model's makers recommend.
+    If a field of NEUTRAL is None, the value is the one that the model's makers recommend.
     """
 
-    # With 0 nothing is generated: the request only warms the cache. None: what is left of the
-    # context.
+    # None: the rest of the context. With 0 the request only warms the cache.
     max_tokens: NotNegative | None
     # 0 is greedy.
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -48,27 +47,25 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     # Makes sampling repeatable on one engine build.
     seed: int | None = None
     num_choices: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
-    # Generation goes on past the tokens that end a turn.
+    # Whether generation goes on past the tokens that end a turn.
     ignore_eos: bool = False
-    # Lowers the logit of each token that the choice has. The prompt does not count.
+    # Subtracted from the logit of each token that the choice has. The prompt does not count.
     presence_penalty: float | None = None
-    # Lowers it for each time that the choice has the token. The prompt does not count.
+    # Subtracted from a token's logit for each time that the choice has it, without the prompt.
     frequency_penalty: float | None = None
-    # The logit of a token of the prompt or the choice is divided by it where it is positive, else
-    # multiplied.
+    # Divides positive logits and multiplies negative ones, of tokens in the prompt or the choice.
     repetition_penalty: Annotated[float, Meta(gt=0, le=MAX_PENALTY)] | None = None
-    # Raises the logit of each token that it names.
+    # Added to the logits of these tokens, by token id.
     logit_bias: dict[int, float] = {}
-    # The text's deltas have the log-probabilities of their tokens, and of so many of the most
-    # likely ones.
+    # How many of the most likely tokens are told for each token; None: no log-probabilities.
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    # A token less likely than the most likely one times `min_p` is not drawn.
+    # The least probability of a drawn token, as a part of the most likely token's.
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    # These tokens end a turn too.
+    # Further tokens that end a turn.
     stop_token_ids: Annotated[list[int], Meta(max_length=MAX_STOP_TOKENS)] = []
-    # No token ends a turn before so many.
+    # The fewest tokens before one may end the turn.
     min_tokens: NotNegative = 0
-    # No other tokens are drawn, and no other ends of a turn. Empty: all may be.
+    # The only tokens that may be drawn, ends of a turn among them; empty: all.
     allowed_token_ids: Annotated[list[NotNegative], Meta(max_length=MAX_ALLOWED_TOKENS)] = []
 
     @property
@@ -81,7 +78,7 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         ]
 
     def within(self, capabilities: Collection[str]) -> "Sampling":
-        """The same without the fields that an engine of these capabilities does not honour."""
+        """A copy in which fields that an engine of these capabilities ignores ask for nothing."""
         beyond = [name for name, need in _CAPABILITIES.items() if need not in capabilities]
         return msgspec.structs.replace(self, **{name: getattr(_UNSET, name) for name in beyond})
 
@@ -95,7 +92,7 @@ NEUTRAL: Mapping[str, float] = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-"""How a token is drawn where neither the request nor the model's makers say.
+"""The values that neither the request nor the model's makers set.
 
 Each name is a field of `Sampling` and `SampleParams`: `new_samples` (`backends/queries.py`) makes
 the second of the first by these names.
@@ -110,7 +107,7 @@ _OF_THEIR_NAME: tuple[Capability, ...] = (
     "logprobs",
 )
 """The fields whose capability has their name."""
-# By field, the one that an engine must have to honour it.
+# The capability that each field needs.
 _CAPABILITIES: dict[str, Capability] = {
     "num_choices": "multiple_choices",
     "logit_bias": "penalties",
@@ -135,4 +132,4 @@ NATIVE_AND_VLLM: tuple[Capability, ...] = (
     "min_tokens",
     "allowed_token_ids",
 )
-"""The capabilities of this page that the native engine and vLLM both have."""
+"""The capabilities for fields of `Sampling` that the native engine and vLLM both have."""

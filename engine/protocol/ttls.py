@@ -10,7 +10,7 @@ class TtlClass(NamedTuple):
     """How long an entry of this class lives, and what writing it costs."""
 
     seconds: int
-    # What a token that is written costs, in input tokens, unless a price says otherwise.
+    # The cost of a written token, in input tokens, if no price sets another one.
     write_multiple: float
     # The TTL in words, for people.
     words: str
@@ -50,14 +50,15 @@ A new class also needs:
 """
 
 LONGEST_SECONDS = max(ttl.seconds for ttl in TTLS.values())
-"""No entry lives longer than this after its last use, but for one that a breakpoint with `seconds`
-holds."""
+"""The longest life of an entry after its last use. A breakpoint's `seconds` may set a longer
+one."""
 
 FIRST_TTLS: tuple[Ttl, ...] = ("5m", "30m", "1h")
-"""The classes of an engine whose description names none: it is of before the field."""
+"""The classes of an engine whose description is older than the field `ttls`."""
 
 
 def outlives(ttl: Ttl, shorter: Ttl) -> bool:
+    """Whether entries of the first class live longer than those of the second."""
     return TTLS[ttl].seconds > TTLS[shorter].seconds
 
 
@@ -65,11 +66,11 @@ _UNIT_SECONDS = {"m": 60, "h": 3600, "d": 86_400}
 
 
 def class_of(name: str) -> Ttl:
-    """The class as which a recorded name is read, such as that of a row in the ledger.
+    """The class for a recorded name, such as that of a row in the ledger.
 
-    A later version may have recorded a class that this one does not have. It stands for the longest
-    one that is no longer, as after that version's downgrade. What is no length, such as `7x`,
-    stands for the shortest of all.
+    A later version may have recorded a class that this one lacks. Such a name stands for the
+    longest known class up to its length, as after that version's downgrade. A name that is no
+    length, such as `7x`, stands for the shortest class.
     """
     number = name[:-1]
     unit_seconds = _UNIT_SECONDS.get(name[-1:], 0)
@@ -79,8 +80,10 @@ def class_of(name: str) -> Ttl:
 
 
 def held_as(ttl: Ttl, known: Collection[str]) -> Ttl:
-    """The class as which an engine that has these classes holds a breakpoint: the longest of them
-    that is no longer than what was asked for. Without any it is the shortest of all."""
+    """The class by which an engine that has the `known` classes holds a breakpoint.
+
+    It is the longest of them up to the wanted class. Without one it is the shortest of all classes.
+    """
     if ttl in known:
         return ttl
     shorter = [name for name in TTLS if name in known and not outlives(name, ttl)]

@@ -1,4 +1,4 @@
-"""The tokens of a prompt by what became of them."""
+"""The counts of a prompt's tokens: read, written, and plain input."""
 
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
@@ -13,7 +13,7 @@ _writes_of = attrgetter(*WRITE_FIELDS.values())
 
 
 class CacheUsage(msgspec.Struct, kw_only=True):
-    """Tokens read from entries, and those written to entries of each TTL class."""
+    """The tokens read from entries, and the tokens written to entries of each TTL class."""
 
     cache_read_tokens: int = 0
     cache_write_5m_tokens: int = 0
@@ -26,8 +26,11 @@ class CacheUsage(msgspec.Struct, kw_only=True):
         return {ttl: getattr(self, name) for ttl, name in WRITE_FIELDS.items()}
 
     def writes_as(self, known: Sequence[Ttl]) -> dict[Ttl, int]:
-        """All writes, by classes that an API knows: each by the longest of them for which it is
-        held at least. What is held for less than any of them counts as `known[0]`, its shortest."""
+        """All writes by the classes that an API knows, the shortest first.
+
+        A write counts for the longest known class up to its own. A write of a shorter class than
+        all of them counts for `known[0]`.
+        """
         writes = dict.fromkeys(known, 0)
         for ttl, tokens in self.writes.items():
             held = held_as(ttl, known)
@@ -40,18 +43,17 @@ class CacheUsage(msgspec.Struct, kw_only=True):
 
     @property
     def write_premium(self) -> float:
-        """What writing cost more than computing alone, in input tokens."""
+        """The extra cost of writing over plain input, in input tokens."""
         return sum(tokens * (TTLS[ttl].write_multiple - 1) for ttl, tokens in self.writes.items())
 
 
 class InputUsage(CacheUsage, kw_only=True):
-    """The prompt's tokens by class: input, read and written add up to the prompt."""
+    """The prompt's tokens by class. Input, read and written tokens add up to the prompt."""
 
     input_tokens: int = 0
-    # Reused from memory beyond the read, but not billed as read: they are part of the writes or of
-    # `input_tokens`.
+    # Reused, but not billed as read. They are a part of the writes or of `input_tokens`.
     automatic_tokens: int = 0
-    # Went through the model.
+    # The tokens that went through the model.
     computed_tokens: int = 0
 
     @property
@@ -60,10 +62,10 @@ class InputUsage(CacheUsage, kw_only=True):
 
 
 def split_writes(marks: Iterable[tuple[int, Ttl]], read: int) -> dict[Ttl, int]:
-    """The tokens that breakpoints write behind the first `read` ones, by TTL class.
+    """The tokens that breakpoints write behind the first `read` tokens, by TTL class.
 
-    `marks` are their ends, in tokens, and TTLs. The longest TTL comes first: "Mixed TTL" of the
-    public prompt-caching contract.
+    `marks` are the breakpoints' ends, in tokens, with their TTLs. The longest TTL takes its tokens
+    first ("Mixed TTL" of the public prompt-caching contract).
     """
     ends = list(marks)
     writes: dict[Ttl, int] = {}
