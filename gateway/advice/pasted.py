@@ -1,6 +1,6 @@
-"""A request as somebody pastes it, JSON of any dialect or a curl command, and advice on it. Pure.
+"""Advice on a pasted request: JSON of any dialect, or a curl command. Pure.
 
-It is read by the dialect's own decoder, so what is refused here is refused by the model APIs too.
+The dialect's own decoder reads the request, so the model APIs refuse whatever is refused here.
 Token counts are estimated from bytes.
 """
 
@@ -67,7 +67,8 @@ _SUSPECTS = {
         rf"|\b\d{{1,2}} (?:{_MONTHS}) 20\d\d\b"
     ),
 }
-# A part of a shell's word: in single quotes, in double quotes, or without. White space ends a word.
+# A part of a shell's word: in single quotes, in double quotes, or unquoted. White space ends a
+# word.
 _SHELL_PART = re.compile(
     r"'(?P<plain>[^']*)'"
     r'|"(?P<quoted>(?:[^"\\]++|\\.)*+)"'
@@ -75,7 +76,7 @@ _SHELL_PART = re.compile(
     r"|(?P<end>\s++)",
     re.DOTALL,
 )
-# Between double quotes a backslash stands for itself before any other character.
+# What a backslash escapes. In double quotes it stands for itself before any other character.
 _ESCAPES = {
     "bare": re.compile(r"\\(.)", re.DOTALL),
     "quoted": re.compile(r'\\(["\\])'),
@@ -87,16 +88,19 @@ _MAX_BLOCKS = 200
 
 @dataclass(frozen=True, slots=True)
 class Pasted:
-    """One request. `broken` is the rule that its markers break; the plan is then without them."""
+    """One pasted request."""
 
     dialect: PastedDialect
     body: dict[str, Any]
+    # Without the request's markers where these break a rule.
     plan: Plan
+    # The rule that the markers break.
     broken: str | None = None
 
 
 def read(source: Any, dialect: PastedDialect | None = None) -> Pasted:
-    """`source` is a text or a JSON object. Raise InvalidRequest; the message says what is wrong."""
+    """Read a request from a text or a JSON object. Without a `dialect` it is found by the curl
+    command's URL, else by the fields. Raise InvalidRequest for what can't be read."""
     url = ""
     if isinstance(source, str):
         if len(source) > MAX_CHARACTERS:
@@ -124,7 +128,8 @@ def read(source: Any, dialect: PastedDialect | None = None) -> Pasted:
 def observation_of(
     pasted: Pasted, number: int, at_ms: int, rates: TokenPrices | None
 ) -> Observation:
-    """As a turn that was sent then, with tokens by bytes."""
+    """The request as a turn that was sent at `at_ms`, with tokens estimated from bytes. Raise
+    InvalidRequest where it has no content."""
     plan = pasted.plan
     model = str(pasted.body.get("model", ""))
     printed = plan.fingerprint(model, b"", 0, (), is_shared=True)
@@ -147,9 +152,9 @@ def observation_of(
 
 
 def marked(pasted: Pasted, places: Mapping[int, str]) -> dict[str, Any] | None:
-    """The body with markers on these segments, by their TTL, and no others.
+    """The body with a marker of the TTL on each segment in `places`, and no other markers.
 
-    None where the dialect has no markers, or a segment no place for one.
+    None where the dialect has no markers, or where a segment has no place for one.
     """
     if pasted.dialect not in ("messages", "chat"):
         return None
@@ -161,8 +166,8 @@ def marked(pasted: Pasted, places: Mapping[int, str]) -> dict[str, Any] | None:
 
 
 def as_messages(pasted: Pasted) -> dict[str, Any] | None:
-    """The content of a request as a body of the Messages API; None where it has more than texts
-    and tools. Markers are in the bodies that have them already."""
+    """The request's content as a body of the Messages API; None where it has more than texts and
+    tools. Only a body of that API keeps its markers."""
     if pasted.dialect == "messages":
         return pasted.body
     prompt = pasted.plan.prompt
@@ -214,8 +219,8 @@ def _mark(body: dict[str, Any], path: str, ttl: str) -> bool:
 
 
 def shell_words(text: str) -> list[str]:
-    """As `shlex.split`, in time linear in the text: that one copies a word for each of its
-    characters. Raise InvalidRequest where quotes do not match."""
+    """Split as `shlex.split` does, in time linear in the text. `shlex` copies a word for each of
+    its characters. Raise InvalidRequest where quotes do not match."""
     words: list[list[str]] = []
     at = 0
     is_open = False
@@ -235,7 +240,7 @@ def shell_words(text: str) -> list[str]:
 
 
 def _of_curl(text: str) -> tuple[str, str]:
-    """The data and the URL of a command."""
+    """The data and the URL of a command. Raise InvalidRequest where the data is in a file."""
     words = shell_words(text.replace("\\\r\n", " ").replace("\\\n", " "))
     data = ""
     url = ""
@@ -308,7 +313,8 @@ def _bytes(body: dict[str, Any]) -> bytes:
 
 
 def _unmarked(value: Any, depth: int = 0) -> Any:
-    """Without markers. What a tool takes is left as it is: a field there may have such a name."""
+    """A copy without markers. Schemas and inputs of tools are kept as they are: a field there may
+    have a marker's name."""
     if depth > MAX_DEPTH:
         raise InvalidRequest("the JSON is nested too deeply")
     if isinstance(value, dict):
@@ -326,6 +332,8 @@ def _unmarked(value: Any, depth: int = 0) -> Any:
 
 
 def advise_request(pasted: Pasted, turn: Observation, min_tokens: int) -> RequestAdvice:
+    """Advice on one request. `turn` is its observation; engines hold no prefix shorter than
+    `min_tokens`."""
     ttls = dict(turn.marks)
     slots = pasted.plan.slots
     before = [0, *turn.tokens]
@@ -361,7 +369,7 @@ def advise_request(pasted: Pasted, turn: Observation, min_tokens: int) -> Reques
 
 
 def _marker_findings(pasted: Pasted, turn: Observation, min_tokens: int) -> list[Finding]:
-    """What is wrong with the request's own markers."""
+    """Findings on the request's markers: they break a rule, or mark too short a prefix."""
     findings = []
     if pasted.broken is not None:
         findings.append(
@@ -392,7 +400,7 @@ def _marker_findings(pasted: Pasted, turn: Observation, min_tokens: int) -> list
 
 
 def _unmarked_finding(pasted: Pasted, turn: Observation, place: int) -> Finding:
-    """The request marks nothing. `place` is the prefix whose end should be marked."""
+    """The finding on a request without markers. `place` is the prefix to mark at its end."""
     tokens = turn.tokens[place]
     return Finding(
         kind="unmarked",
@@ -408,9 +416,9 @@ def _unmarked_finding(pasted: Pasted, turn: Observation, place: int) -> Finding:
 
 
 def with_own_paths(advice: StreamAdvice, read: Sequence[Pasted]) -> StreamAdvice:
-    """The advice with each finding's block called as its request's own dialect calls it.
+    """The advice with each finding's path in the spelling of its request's dialect.
 
-    `read` are the requests of the stream, in order.
+    `read` has the requests of the stream, in order.
     """
     findings = []
     for finding in advice.findings:
@@ -427,8 +435,11 @@ def with_own_paths(advice: StreamAdvice, read: Sequence[Pasted]) -> StreamAdvice
 
 
 def _suspects(pasted: Pasted, turn: Observation, min_tokens: int) -> Iterator[Finding]:
-    """Texts that look as if they changed from request to request: in tools, in system blocks, in
-    the first message where others follow."""
+    """Findings on texts that look as if they changed from request to request.
+
+    The texts of tools and of system blocks are searched, and those of the first message where
+    others follow.
+    """
     count = 0
     prompt = pasted.plan.prompt
     first = prompt.messages[0].parts if len(prompt.messages) > 1 else ()

@@ -67,9 +67,9 @@ _FAULTS: dict[FaultKind, tuple[str, str]] = {
         "Append only, and cut the history rarely and by much.",
     ),
 }
-"""What happens, and what to change."""
+"""For each kind of fault: what happens, and what to change."""
 _TIMED = ("date", "hour", "minute", "nonce")
-# The last user message may be the one that has it.
+# What to change where the fault is in a message. That may be the last user message itself.
 _BEHIND = "Put it behind what stays the same, in a block of its own, or leave it out."
 _PARTS = {"start": " at its start", "middle": " in its middle", "end": " at its end"}
 _WAYS = {
@@ -84,10 +84,11 @@ _WAYS = {
 
 
 class _Marking(NamedTuple):
-    """What is advised for the markers; `chosen` is what the turns would then have cost."""
+    """The advice on the markers."""
 
     verdict: Verdict
     text: str
+    # What the turns would have cost with the advised markers.
     chosen: Sums
     saves: Amount
     markers: list[Marker]
@@ -96,9 +97,11 @@ class _Marking(NamedTuple):
 
 
 def advise_stream(turns: Sequence[Observation], min_tokens: int) -> StreamAdvice:
-    """Compare the ways to mark these turns, at least one, and what else would have saved. Each way,
-    also the markers as sent, is computed for a cache that loses nothing; `saves` is the
-    difference."""
+    """Compare the ways to mark these turns, and find what else would have saved.
+
+    There must be at least one turn. Each way is computed for a cache that loses nothing, and so are
+    the markers as sent. `saves` is the difference of the two.
+    """
     first = turns[0]
     observed = Sums()
     for turn in turns:
@@ -156,7 +159,7 @@ def _marking(
     before = cost(as_sent)
     least = min(cost(sums) for _, sums in tried)
     over = f"over {counted(len(turns), 'request')}"
-    # The cheapest; a simpler one where it costs hardly more.
+    # The simplest way that costs hardly more than the cheapest.
     best, sums = next(way for way in tried if cost(way[1]) <= least * (1 + LEAST_GAIN / 2))
     if before - cost(sums) <= LEAST_GAIN * before:
         next_best = None
@@ -208,15 +211,15 @@ def _outcome(name: str, sums: Sums, saves: Amount | None) -> Outcome:
 
 
 def prefill_rate(turns: Sequence[Observation]) -> float | None:
-    """Seconds of a computed token on the engines that answered these turns, each as often as its
-    prompts have tokens. None where no engine's is known."""
+    """Seconds to compute one token on the engines that answered these turns: the mean, weighted by
+    the prompts' tokens. None where no engine's time is known."""
     timed = [(turn.total, turn.token_seconds) for turn in turns if turn.token_seconds is not None]
     tokens = sum(total for total, _ in timed)
     return sum(total * seconds for total, seconds in timed) / tokens if tokens else None
 
 
 def amount(before: Sums, after: Sums, rate: float | None) -> Amount:
-    """What `after` saves of `before`; `rate` is in seconds of prefill per token."""
+    """What `after` saves against `before`; `rate` is in seconds of prefill per token."""
     paid = before.nano
     pays = after.nano
     tokens = before.usage.computed_tokens - after.usage.computed_tokens
@@ -229,7 +232,7 @@ def amount(before: Sums, after: Sums, rate: float | None) -> Amount:
 
 
 def _simulated(turns: Sequence[Observation], way: Placement | None, min_tokens: int) -> Sums:
-    """With the markers of a way; of None, as they were sent."""
+    """What the turns cost with the markers of `way`. None: with the markers as sent."""
     cache = Cache(min_tokens)
     for turn in turns:
         cache.take(turn, turn.marks if way is None else way.marks(turn))
@@ -237,8 +240,11 @@ def _simulated(turns: Sequence[Observation], way: Placement | None, min_tokens: 
 
 
 def _policy(way: Placement, turns: Sequence[Observation]) -> Policy | None:
-    """The policy with the same breakpoints. Anthropic's dialect has markers of its own instead, and
-    a policy knows only the end of the system prompt."""
+    """The policy that sets the same breakpoints; None where there is none.
+
+    Anthropic's dialect has markers of its own instead. A policy can mark the end of the system
+    prompt, and no other end of what requests share.
+    """
     if any(turn.dialect == _ANTHROPIC for turn in turns):
         return None
     if way.name == "none":
@@ -257,8 +263,10 @@ def _policy(way: Placement, turns: Sequence[Observation]) -> Policy | None:
 def _findings(
     turns: Sequence[Observation], min_tokens: int, as_sent: Sums, rate: float | None
 ) -> list[Finding]:
-    """What breaks prefixes, and markers that do nothing: below the minimum, or at an end that never
-    comes again."""
+    """Findings on what breaks prefixes, and on markers that do nothing.
+
+    Such a marker's prefix is shorter than the minimum, or never comes again.
+    """
     rates = turns[0].rates
     findings = [_fault_finding(fault, rates, rate) for fault in find_faults(turns)[:_MAX_FINDINGS]]
     marked = [turn for turn in turns if turn.marks]

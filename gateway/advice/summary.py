@@ -89,7 +89,7 @@ def _ttl_line(ttl: Ttl, prefixes: list[PrefixReport]) -> SummaryLine:
 
 
 def _saved_multiples(ttl: Ttl, prefix: PrefixReport) -> float:
-    """What `ttl` would have saved over the other one, in input tokens' prices."""
+    """What `ttl` would have saved against the other TTL class, in prices of input tokens."""
     count = prefix.requests
     tokens = (prefix.cache_read_tokens + prefix.written_tokens) // count
     in_hour = prefix.gaps_5m + prefix.gaps_1h
@@ -100,8 +100,8 @@ def _saved_multiples(ttl: Ttl, prefix: PrefixReport) -> float:
 
 
 def _unpaid_lines(spent: Mapping[str, Totals]) -> list[SummaryLine]:
-    """A line for each workspace whose writes cost more than its reads saved, in input tokens and,
-    if it is known, in money."""
+    """A line for each workspace whose writes cost more than its reads saved. The loss is in input
+    tokens and, where all turns have prices, in money."""
     lines: list[SummaryLine] = []
     for workspace, sums in spent.items():
         loss = sums.write_premium - sums.cache_read_tokens * 0.9
@@ -129,14 +129,15 @@ def _unpaid_lines(spent: Mapping[str, Totals]) -> list[SummaryLine]:
 
 
 def _lines(stream: StreamAdvice, keys: Mapping[str, str]) -> Iterator[SummaryLine]:
-    """The verdict, and the dearest other finding and a pre-warm that go with it."""
+    """The lines of one stream: its verdict, its dearest other finding, and its pre-warm."""
     about = f"Workspace {stream.workspace}, key {keys.get(stream.key, stream.key)}"
     about += f" with {stream.model}"
     fix = stream.fix
     if fix is not None:
-        # A near-duplicate's text names its workspace, and may be of several keys.
+        # A near-duplicate's text names its workspace itself, and may be about several keys.
         text = stream.text if stream.is_near else f"{about}, {fix.path}: {stream.text}"
-        # A fix in a block that near-duplicates differ in saves what these would: more than its own.
+        # Where near-duplicates differ in the fix's block, the fix saves as much as they would. That
+        # is more than the finding alone, so the line has the stream's `saves`.
         yield _line(stream, "fault", text, stream.saves, fix)
     elif stream.verdict != "leave":
         kind: LineKind = "prewarm" if stream.verdict == "prewarm" else "markers"
@@ -159,7 +160,7 @@ def _line(
     worth: Amount | Finding,
     turns: Finding | StreamAdvice,
 ) -> SummaryLine:
-    """A line that is `worth` so much, and rests on these turns."""
+    """A line with the worth of `worth` and the turns of `turns`."""
     return SummaryLine(
         kind=kind,
         text=text,
@@ -174,9 +175,11 @@ def _line(
 
 
 def _merged(lines: Iterable[SummaryLine]) -> list[SummaryLine]:
-    """Each finding once: those of one sentence are added up. What is told of a whole
-    workspace and what is advised for its keys are about the same tokens, so of these stays what
-    saves most."""
+    """Each finding once: lines with the same sentence are added up.
+
+    Lines about a whole workspace and lines about its keys are about the same tokens. So a workspace
+    keeps only the lines of the source that saves most.
+    """
     by_text: dict[tuple[str, str | None, str | None], SummaryLine] = {}
     for line in lines:
         about = line.text, line.workspace, line.model

@@ -91,13 +91,13 @@ def of_engine(engine: Engine, increases: Increases, now: float) -> Iterator[Find
         cause = f"it gets no new turns, and {running} of this gateway run there"
         yield Finding("engine_draining", name, cause, name)
     if engine.status == "ready" and engine.breaker.state(now) != "closed":
-        # Of one that does not answer that is said already.
+        # An engine that does not answer has a condition of its own.
         cause = "three failures in a row opened its circuit breaker, and it is tried now and then"
         yield Finding("engine_breaker_open", name, cause, name)
 
 
 def _starting(engine: Engine) -> Finding:
-    """An engine that answers, and is not ready."""
+    """The finding on an engine that answers and is not ready."""
     name = engine.name
     readiness = engine.readiness
     stage = str(readiness.get("stage", "starting"))
@@ -113,7 +113,7 @@ def _starting(engine: Engine) -> Finding:
 
 
 def _failed(engine: Engine, cause: str) -> Finding:
-    """An engine that said why it ends. Its error is for operators."""
+    """The finding on an engine that said why it ended. Only operators see its error."""
     is_memory = any(words in engine.failure for words in _OUT_OF_MEMORY)
     kind: ConditionKind = "engine_out_of_memory" if is_memory else "engine_failing"
     return Finding(kind, engine.name, cause, engine.name, cause_for_all="it ended by an error")
@@ -129,7 +129,7 @@ def of_stats(name: str, stats: Stats, increases: Increases, now: float) -> Itera
         yield Finding("engine_memory_nearly_full", name, cause, name)
         if share > FULL_SHARE:
             yield Finding("engine_memory_full", name, cause, name)
-    # Nobody asked for a lease of the automatic ones.
+    # Automatic entries are left out, since nobody asked for leases on them.
     asked_for = stats.num_entries - stats.num_automatic
     unleased = asked_for - stats.num_leases
     if asked_for > 0 and unleased / asked_for > UNLEASED_SHARE:
@@ -160,7 +160,7 @@ def _of_store(name: str, store: StoreStats) -> Iterator[Finding]:
             cause = f"{cause}: {store.problem}"
         yield Finding("store_off", about, cause, name)
     elif not store.is_up:
-        # Without a count, which goes on: every place tells the same.
+        # The number of failed writes is left out. It grows, and every place must tell the same.
         cause = "writes failed" if store.problem is None else f"{store.problem}: writes failed"
         yield Finding("store_not_written", about, cause, name)
     elif store.blocks and store.held_blocks >= STORE_FULL_SHARE * store.blocks:

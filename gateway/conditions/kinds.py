@@ -1,4 +1,4 @@
-"""What is the same of every condition of a kind, and how a condition is found. Pure."""
+"""What all conditions of one kind share, and what is found of one condition. Pure."""
 
 import tomllib
 from collections.abc import Mapping
@@ -10,9 +10,9 @@ import msgspec
 from gateway.structs.conditions import ConditionKind, Severity
 
 RECENT_SECONDS = 600.0
-"""So long a condition tells of what happened at once, as something that ended."""
+"""How long a condition tells of a momentary event, as something that ended."""
 LULL_SECONDS = 60.0
-"""What happens again and again has ended when it did not happen for so long."""
+"""How long something that happens again and again must not happen to count as ended."""
 _TABLE = Path(__file__).with_name("kinds.toml")
 
 
@@ -20,29 +20,30 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """How conditions of one kind are told."""
 
     severity: Severity
-    # A condition must last so long before it is told.
+    # How many seconds a condition must last before it is told.
     seconds: float
     alert: str
     # Whether keys of one workspace see it too.
     for_all: bool
     state: str
     remedy: str
-    # In the place of `state` where it has ended, of kinds that are told then.
+    # Replaces `state` once the condition has ended; empty for kinds that are told only while they
+    # last.
     past: str = ""
 
 
 class Finding(NamedTuple):
-    """What one look found."""
+    """A condition as one look found it."""
 
     kind: ConditionKind
     about: str
     cause: str
     engine: str | None = None
-    # When it began, in monotonic seconds; None where only the looks tell that.
+    # When it began, in monotonic seconds; None where it began with the first look that found it.
     since: float | None = None
     # The cause as keys of one workspace see it; None where they see the same.
     cause_for_all: str | None = None
-    # When it ended; None while it lasts.
+    # When it ended, in monotonic seconds; None while it lasts.
     ended: float | None = None
 
 

@@ -1,7 +1,7 @@
-"""Which leases ended before their time, by the ledger, as `/metrics` and the conditions tell it.
+"""Which leases ended before their time, by the ledger, for `/metrics` and the conditions.
 
-What an engine held ends with its process, and with it all that it could tell. So engines' counters
-say least when most was lost. The ledger's records go on.
+An engine's leases and counters end with its process. So its counters say least when most was lost.
+The ledger's records remain.
 """
 
 import asyncio
@@ -22,21 +22,22 @@ from gateway.structs.fleet import ENDED_EARLY
 
 LOOK_SECONDS = 5.0
 _AHEAD_MS = 3_600_000
-"""So far ahead the clocks of other gateways may be."""
+"""How far ahead the clocks of other gateways may be."""
 _METRIC = "leases_ended"
-# Somebody did that on purpose.
+# The one end that is no loss: somebody wanted it.
 _WANTED = "dropped"
 FatesOf = Callable[[Range], Awaitable[Mapping[str, LeaseFates]]]
 
 
 @dataclass(slots=True)
 class _Losses:
-    """How many leases of an engine were found to have ended early, by how they ended. `first` and
-    `last` are when they were found (monotonic seconds), with less than RECENT_SECONDS between one
-    and the next."""
+    """The leases of one engine that ended early, with less than RECENT_SECONDS between finds."""
 
+    # When the first of them was found, in monotonic seconds.
     first: float
+    # When the last of them was found, in monotonic seconds.
     last: float
+    # How many ended, by how they ended.
     reasons: Counter[str] = field(default_factory=Counter)
 
 
@@ -52,9 +53,10 @@ class LeaseEnds:
         metrics.set("leases_not_known", math.nan)
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Look until the gateway stops. While the ledger does not answer, nothing is known."""
+        """Look until the gateway stops. While the ledger does not answer, the metric is NaN."""
         while not stopping.is_set():
-            # The fleet is found meanwhile: leases of an engine that is in none are lost.
+            # The pause before the first look is for discovery: an engine outside the fleet counts
+            # as lost, with its leases.
             await pause(stopping, LOOK_SECONDS)
             try:
                 await self.look()

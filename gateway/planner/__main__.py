@@ -19,13 +19,14 @@ from gateway.structs.plan import Line, PlanFailed, Planned, Progress
 
 _PROGRESS_SECONDS = 0.2
 NICENESS = 15
-"""Beside a gateway and an engine that want the processor, a plan gets a twentieth of it."""
+"""With it a plan gets a twentieth of a processor that a gateway and an engine want too."""
 MAX_SECONDS = 200
 MAX_BYTES = 6 * 2**30
-"""The bounds of each process. The gateway's own deadline is sooner: these hold when it is gone."""
+"""Bounds of each process. They matter when the gateway is gone: its own deadline is sooner."""
 
 
 def say(line: Line) -> None:
+    """Write one line to standard output."""
     sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
     sys.stdout.buffer.flush()
 

@@ -1,4 +1,4 @@
-"""Fleets of one model: what each is made of, and what its simulation gives. Two run at a time."""
+"""Fleets of one model: their make-up and their simulations. Two simulations run at a time."""
 
 import gc
 import multiprocessing
@@ -17,12 +17,12 @@ from gateway.planner.requests import BLOCK_TOKENS, PlannedRequest, Requests
 from gateway.planning.traffic import EngineFacts, Job, Turn
 from gateway.structs.plan import Point
 
-# What the schedule takes for the way back to the device. No figure of a plan rests on it alone.
+# The assumed speed of copies back to the device. No figure of a plan rests on it alone.
 HOST_BYTES_PER_SECOND = 10e9
 DISK_BYTES_PER_SECOND = 2e9
 DEFAULT_MAX_RUNNING = 32
 MAX_STRETCH = 5_000
-"""Turns of the busiest stretch, under which the curves' points are simulated."""
+"""The most turns of the busiest stretch, with which the curves' points are simulated."""
 _WARMING = 0.2
 """The part of a stretch that only fills the memory and is not counted."""
 MAX_PROCESSES = 2
@@ -31,10 +31,11 @@ Work = Callable[[int, Callable[[int], None]], T]
 
 
 def side_by_side(num: int, work: Work[T], kind: type[T], tell: Callable[[int], None]) -> list[T]:
-    """The results of `work(number, tell)` for the numbers below `num`, two at a time.
+    """The results of `work(number, tell)` for the numbers below `num`, in order; two run at a time.
 
-    `tell` is told how many more turns are done. The processes are forks: they share the traffic
-    with this one and nothing of it is copied. Raise RuntimeError where one of them ends early.
+    Each call of `tell` has the number of turns done since the call before. The processes are forks
+    that share the traffic with this one, so nothing is copied. Raise RuntimeError where one of them
+    ends early.
     """
     context = multiprocessing.get_context("fork")
     processes = min(MAX_PROCESSES, os.cpu_count() or 1, num)
@@ -66,7 +67,7 @@ def side_by_side(num: int, work: Work[T], kind: type[T], tell: Callable[[int], N
 
 
 def _serve(num: int, work: Work[T], next_number: "Synchronized[int]", writer: Connection) -> None:
-    # Nothing of a simulation is garbage before its end, but collecting looks at all of it.
+    # A simulation makes no garbage before its end, and a collection would look at all of it.
     gc.disable()
     while True:
         with next_number.get_lock():
@@ -80,7 +81,8 @@ def _serve(num: int, work: Work[T], next_number: "Synchronized[int]", writer: Co
 
 
 def stretch_of(turns: Sequence[Turn], max_turns: int = MAX_STRETCH) -> Sequence[Turn]:
-    """The `max_turns` turns in a row with the most tokens a second; all where they are fewer."""
+    """The `max_turns` consecutive turns with the most tokens a second; all turns if they are
+    fewer."""
     if len(turns) <= max_turns:
         return turns
     tokens = sum(turn.ends[-1] for turn in turns[:max_turns])
@@ -106,7 +108,7 @@ class Fleet:
     device_tokens: int
     host_tokens: int
     disk_tokens: int
-    # Whether it gets all of the traffic. The others get the busiest stretch.
+    # Whether it is simulated under all turns; else under the busiest stretch.
     is_whole: bool = False
 
     @classmethod
@@ -125,14 +127,16 @@ class Fleet:
 
 
 class Bench:
-    """Simulates fleets of one model, in units of `unit` tokens. A unit of one token is exact."""
+    """Simulates fleets of one model, in units of `unit` tokens. With units of one token it is
+    exact."""
 
     def __init__(self, job: Job, engine: EngineFacts, unit: int, distinct_tokens: int) -> None:
         self._request = job.request
         self._times = job.times
         self._engine = engine
         self._unit = unit
-        # Such a pool has room for leases on all of the traffic: a larger one gives the same.
+        # The tokens of a pool with room for leases on all of the traffic. Larger pools give the
+        # same results.
         share = max(job.request.lease_share, 0.05)
         self._enough = int(distinct_tokens / share * 1.1) + 64 * max(unit, BLOCK_TOKENS)
 
@@ -163,7 +167,8 @@ class Bench:
         )
 
     def requests(self, turns: Sequence[Turn], *, is_warmed: bool) -> list[PlannedRequest]:
-        """The turns as requests. With `is_warmed` the first ones only fill the memory."""
+        """The turns as requests. With `is_warmed` the first fifth only fills the memory and is not
+        counted."""
         model = Requests(self._unit, with_names=True)
         requests = [model.of(turn) for turn in turns]
         if is_warmed:

@@ -1,8 +1,8 @@
 """One simulated engine: the engine's own loop, scheduler and memory, under a virtual clock.
 
-A time model stands in for the computation, and a *unit* of the traffic stands in for a token. A
-unit of one token is exact. Larger units are for long traces: an answer takes part in a step only
-when it has a whole unit more. The steps between are counted and not made.
+A time model replaces the computation, and a *unit* of the traffic replaces a token. With units of
+one token the simulation is exact. Larger units are for long traces: an answer takes part in a step
+only when it has a whole unit more. The steps in between are counted and not made.
 """
 
 import math
@@ -40,7 +40,7 @@ _UNBOUNDED = 2**31
 _GREEDY = SampleParams(temperature=0.0, top_p=1.0, top_k=0, seed=0)
 _PROMPT = protocol.Prompt(messages=[])
 _ROUNDED = 1e-6
-"""Decode steps. Sums of floats are equal within it."""
+"""A tolerance in decode steps, within which sums of floats count as equal."""
 At = Callable[[float, Callable[[float], None]], None]
 """`at(time, call)` runs `call(time)` at this virtual time."""
 
@@ -49,34 +49,34 @@ At = Callable[[float, Callable[[float], None]], None]
 class Costs:
     """The time model. All but `step_tokens` are seconds."""
 
-    # To compute one token of a prompt.
+    # The time to compute one token of a prompt.
     prefill: float = 50e-6
-    # To compute one token of every running answer: once a step that has answers.
+    # The time to compute one token of all running answers. A step with answers takes it once.
     decode: float = 20e-3
-    # To bring one token back to the device from the host and from disk.
+    # The time to bring one token back to the device from the host.
     host: float = 0.0
+    # The time to bring one token back to the device from disk.
     disk: float = 0.0
     # The most tokens of prompts that a step computes.
     step_tokens: int = STEP_TOKENS
-    # Of a first token, before and after the engine's work.
+    # The time of a first token before and after the engine's work.
     overhead: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacities:
-    """What bounds one engine."""
+    """The bounds of one engine. `device`, `host` and `disk` are the tokens of the tiers."""
 
-    # The tokens of each tier.
     device: int
     host: int = 0
     disk: int = 0
     # The part of the device that leases may hold.
     lease_share: float = 0.5
-    # The requests that are computed together.
+    # The most requests that are computed together.
     max_running: int = _UNBOUNDED
     # The units of a block.
     block_units: int = 1
-    # Shorter prefixes are not cached.
+    # The tokens of the shortest prefix that is cached.
     min_cache_tokens: int = 1
 
 
@@ -118,10 +118,10 @@ class Decoding:
 
 
 class Answer:
-    """Writes an answer of `num_units`, the first with the prompt.
+    """Writes an answer of `num_units` in `num_steps` decode steps. The prompt's last step gives the
+    first unit.
 
-    It is its own constraint: the next unit may be taken when the decode steps of one unit were made
-    since. `num_steps` are those of all.
+    It is its own constraint: it takes the next unit once the decode steps of one unit are made.
     """
 
     def __init__(self, decoding: Decoding, num_units: int, num_steps: int) -> None:
@@ -154,15 +154,15 @@ class Answer:
         return ()
 
     def foresee(self, draft: Sequence[TokenId]) -> None:
-        """Nothing is proposed."""
+        """Do nothing: no token is proposed."""
 
     def compute(self) -> None:
-        """Time alone makes it ready."""
+        """Do nothing: time alone makes it ready."""
 
 
 class _NoThreads(TokenMaskPool):
     def begin(self, sequences: object) -> None:
-        """No mask is computed."""
+        """Do nothing: no mask is computed."""
 
 
 class Ahead(Speculation):
@@ -174,15 +174,15 @@ class Ahead(Speculation):
     def __init__(self, clock: ManualClock, step_seconds: float) -> None:
         self._clock = clock
         self._seconds = step_seconds
-        # When the next request may arrive, at the earliest.
+        # The earliest time at which the next request may arrive.
         self.next_arrival: Callable[[], float] = lambda: 0.0
-        # When the next entry expires.
+        # The time at which the next entry expires; None without an entry.
         self.next_expiry: Callable[[], float | None] = lambda: None
         # The requests that the scheduler has not begun.
         self.waiting: Sized = ()
 
     def propose(self, sequences: Iterable[SequenceState]) -> None:
-        """Nothing is known before all chunks of a step are."""
+        """Do nothing: `extended` needs all chunks of a step."""
 
     def extended(
         self, chunks: Sequence[PrefillChunk], pool: BlockPool, copies: list[BlockCopy]
@@ -196,7 +196,7 @@ class Ahead(Speculation):
         return [replace(chunk, draft=draft) for chunk in chunks]
 
     def _num_steps(self, chunks: Sequence[PrefillChunk], pool: BlockPool) -> int:
-        """How many steps can be made in which nothing but decodes happens."""
+        """How many steps in a row have nothing but decodes."""
         if not chunks or not self._seconds:
             return 1
         num_steps = self._steps_until(self.next_arrival())
@@ -220,7 +220,7 @@ class Ahead(Speculation):
 
 
 class TimedRunner:
-    """Computes nothing, and takes the time for it."""
+    """Takes the time of each computation without computing."""
 
     def __init__(
         self, costs: Costs, unit: int, block_tokens: int, clock: ManualClock, decoding: Decoding
@@ -257,18 +257,18 @@ class TimedRunner:
         return [None if work.sample is None else next(self._ids) for work in works]
 
     def copy_blocks(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
-        """Copies on the device take no time."""
+        """Do nothing: copies on the device take no time."""
 
     def clear_blocks(self, blocks: Sequence[BlockId]) -> None:
-        """Clearing takes no time either."""
+        """Do nothing: clearing takes no time."""
 
     def clear_from(self, places: Sequence[tuple[BlockId, int]]) -> None:
-        """Nor this."""
+        """Do nothing: clearing takes no time."""
 
     clear_host = clear_from
 
     def demote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
-        """Copies to the host are made beside the steps and take no time of theirs."""
+        """Do nothing: copies to the host run beside the steps and take none of their time."""
 
     def promote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
         if pairs:
@@ -286,7 +286,7 @@ class TimedRunner:
 
 
 class QuickStore:
-    """The store's work around a step. Every write and read is done at once."""
+    """The store's work around a step. Each write and each read ends at once."""
 
     max_loads = _UNBOUNDED
     is_reading = False
@@ -296,7 +296,7 @@ class QuickStore:
         self._runner = runner
 
     def before_step(self, now: float) -> None:
-        """The work was done behind the step before."""
+        """Do nothing: the work was done after the step before."""
 
     def after_step(self, now: float) -> None:
         store = self._store
@@ -314,8 +314,8 @@ class QuickStore:
 
 
 class SimulatedEngine:
-    """One engine under virtual time. With `has_names` requests name their prefixes, as a gateway
-    needs it that asks where a prefix is held."""
+    """One engine under virtual time. With `has_names` requests name their prefixes, so that a
+    gateway can tell where a prefix is held."""
 
     def __init__(
         self, capacities: Capacities, unit: int, at: At, costs: Costs, *, has_names: bool
@@ -356,21 +356,23 @@ class SimulatedEngine:
             store=QuickStore(store, self._runner) if store is not None else None,
         )
         self._inbox: deque[PlannedRequest] = deque()
-        # Of the step that is to come. A call for an earlier number is out of date.
+        # The next step's number. A call for an earlier number is out of date.
         self._number = 0
         self._is_busy = False
         self._frames: list[tuple[PlannedRequest, protocol.Started | None]] = []
         self._events: list[protocol.Event] = []
-        # What hears of a request's first token, of its end, and of the engine's events.
+        # Called at a request's first token.
         self.started: Callable[[PlannedRequest, protocol.Started, float], None] = lambda *_: None
+        # Called at a request's end.
         self.ended: Callable[[PlannedRequest, float], None] = lambda *_: None
+        # Called with the engine's events.
         self.tell: Callable[[list[protocol.Event], float], None] | None = None
         # How many leases ended, by the reason.
         self.leases_ended: Counter[str] = Counter()
         self.num_refused = 0
 
     def take(self, request: PlannedRequest, now: float) -> None:
-        """A request arrives. It is looked up between two steps."""
+        """Take a request that arrives. It is submitted between two steps."""
         self._inbox.append(request)
         if self._is_busy:
             return
@@ -383,7 +385,7 @@ class SimulatedEngine:
         self._wake_at(now)
 
     def close(self, now: float) -> None:
-        """End the leases that are over by `now`, and count them."""
+        """End the leases that expire by `now`, and count them."""
         self._go_on_to(now)
         self._accounting.expire(now)
         self._accounting.publish()

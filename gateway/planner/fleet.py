@@ -55,7 +55,7 @@ class SimulatedGateway:
             holdings.apply(msgspec.structs.replace(event, seq=self._seqs[engine]), now)
 
     def choose(self, request: PlannedRequest, now: float) -> int:
-        """The engine's number."""
+        """Route the request, and return the number of its engine."""
         lengths = [request.tokens_at(name.tokens) for name in request.names]
         ends = Ends([name.digest for name in request.names], lengths)
         for candidate in self.candidates:
@@ -85,13 +85,15 @@ class Served:
 
     request: PlannedRequest
     engine: int
-    # Tokens that a breakpoint's entry gave, and all that were not computed.
+    # Tokens of the prompt that a breakpoint's entry gave.
     read: int
+    # Tokens of the prompt that were not computed.
     reused: int
     # Seconds to the first token.
     wait: float
-    # How many breakpoints it had, and how many of them are leased.
+    # The number of its breakpoints.
     breakpoints: int
+    # How many of its breakpoints are leased.
     leased: int
 
 
@@ -99,19 +101,21 @@ class Served:
 class Outcome:
     """What a simulation gave."""
 
-    # In the order in which the answers began.
+    # The requests in the order in which their answers began.
     served: list[Served] = field(default_factory=list)
     # How many leases ended, by the reason.
     leases: Counter[str] = field(default_factory=Counter)
     refused: int = 0
     preempted: int = 0
-    # Virtual, to the last call.
+    # The virtual time of the last call.
     seconds: float = 0.0
 
 
 class Simulation:
-    """Runs requests on a fleet. Without a `gateway` they go to the engines in turn. `tell` is told
-    how many more were sent."""
+    """Runs requests on a fleet. Without a `gateway` they go to the engines in turn.
+
+    Each call of `tell` has the number of requests sent since the call before.
+    """
 
     def __init__(
         self,
@@ -143,7 +147,7 @@ class Simulation:
                 engine.tell = partial(self._on_events, number)
 
     def replay(self, requests: Sequence[PlannedRequest]) -> Outcome:
-        """Send each request at its time. They are in the order of their times."""
+        """Send each request at its time. The requests must be in the order of their times."""
         for request in requests:
             self._at(request.at, partial(self._send, request))
         times = [*(request.at for request in requests), math.inf]
@@ -152,14 +156,15 @@ class Simulation:
         return self._run()
 
     def converse(self, conversations: Sequence[Conversation], in_flight: int) -> Outcome:
-        """Run `in_flight` conversations at a time. A request follows the answer before it."""
+        """Run `in_flight` conversations at a time. Each request is sent when the answer before it
+        has ended."""
         self._waiting.extend(conversations)
         for _ in range(in_flight):
             self._go_on((), 0.0)
         return self._run()
 
     def _at(self, time: float, call: Callable[[float], None]) -> None:
-        """Calls run in order of their virtual time."""
+        """Run `call` at this virtual time. Calls for one time run in the order they came."""
         heapq.heappush(self._calls, (time, next(self._numbers), call))
 
     def _run(self) -> Outcome:
@@ -176,7 +181,7 @@ class Simulation:
         return outcome
 
     def _go_on(self, conversation: Conversation, now: float) -> None:
-        """Send the conversation's next request; where it has none, the next conversation's."""
+        """Send the conversation's next request. If it has none, begin the next conversation."""
         if not conversation and self._waiting:
             conversation = self._waiting.popleft()
         if conversation:

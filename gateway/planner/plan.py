@@ -1,4 +1,4 @@
-"""A plan: the exact curve, by one pass, and simulations of the fleet as it is and of others."""
+"""Makes a plan: an exact LRU curve by one pass, and simulations of the fleet and of others."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from gateway.structs.plan import Change, LruPoint, Plan, PlannedMemory, Point
 KNEE_SHARE = 0.95
 MEMORY_SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
 _LRU_SIZES = 40
-# About this part of the work is the exact curve.
+# The exact curve's part of the work, about.
 _LRU_WORK = 0.15
 _LEAST_BLOCKS = 64
 _ENGINE_FIELDS = (
@@ -38,7 +38,7 @@ _ENGINE_FIELDS = (
     "max_running",
     "min_cache_tokens",
 )
-"""What a request may set of the engines."""
+"""The facts about the engines that a request may set."""
 TellShare = Callable[[float], None]
 
 
@@ -48,13 +48,15 @@ class Fleets:
 
     # The engines as they are, under all turns.
     whole: Fleet
-    # The engines as they are, under the busiest stretch. All below are simulated under it too.
+    # The engines as they are, under the busiest stretch, as all fleets below.
     base: Fleet
-    # The engines as they are, but for their memory, their number or their tiers.
+    # Fleets with other sizes of memory.
     memory: list[Fleet]
+    # Fleets with other numbers of engines.
     engines: list[Fleet]
+    # Fleets with other tiers.
     tiers: list[Fleet]
-    # By the kind of the `Change`.
+    # The changed fleets by the kind of their `Change`.
     changes: dict[str, Fleet]
 
     def all(self) -> list[Fleet]:
@@ -63,9 +65,9 @@ class Fleets:
 
 
 def plan(job: traffic.Job, tell: TellShare) -> Plan:
-    """The plan of a job. `tell` is told the share that is done, 0 to 1.
+    """The plan of a job. Calls of `tell` have the share of the work that is done, 0 to 1.
 
-    Raise InvalidRequest that names the wrong field.
+    Raise InvalidRequest, which names the wrong field.
     """
     began = time.monotonic()
     turns = _turns_of(job)
@@ -116,9 +118,9 @@ def plan(job: traffic.Job, tell: TellShare) -> Plan:
 
 
 def engine_of(job: traffic.Job) -> traffic.EngineFacts:
-    """The engines of the plan: as they describe themselves, but for what the request sets.
+    """The engines of the plan: as they describe themselves, with the request's values in place.
 
-    Raise InvalidRequest where their memory is not known, or is too small.
+    Raise InvalidRequest where their memory is unknown or too small.
     """
     request = job.request
     engine = job.engine
@@ -199,12 +201,12 @@ def _points(
     fleets: Sequence[Fleet],
     tell: TellShare,
 ) -> dict[Fleet, Point]:
-    """The point of each fleet. Fleets that give the same are simulated once: memory beyond what the
-    traffic fills changes nothing."""
+    """The point of each fleet. Fleets that give the same results are simulated once: memory beyond
+    what the traffic fills changes nothing."""
     is_cut = len(stretch) < len(turns)
 
     def likeness(fleet: Fleet) -> tuple[object, ...]:
-        """Equal for fleets that give the same."""
+        """A key that is equal for fleets that give the same results."""
         costs = bench.costs(fleet)
         return fleet.engines, bench.capacities(fleet), costs, fleet.is_whole and is_cut
 

@@ -1,7 +1,7 @@
 """Turns as requests of the simulated engines, in units of some tokens.
 
-A prefix of `n` tokens has `round(n / unit)` units, so the sizes of memory are right on average.
-What a request read is counted in exact tokens where it ends at a prefix of the turn.
+A prefix of `n` tokens has `round(n / unit)` units, so the sizes of memory are right on average. A
+read that ends at a prefix of the turn is counted in exact tokens.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,15 +17,15 @@ BLOCK_TOKENS = 16
 """The tokens of an engine's block."""
 CHARACTERS_PER_TOKEN = 4
 TAILS = 2**30
-"""The first id of units that stand for no tokens."""
+"""The first id of units that count for no tokens. Each is the last unit of one prompt."""
 ANSWERS = 2**31
 """The first id of units that engines write."""
 _UNITS_A_TURN = 5
 _UNITS = 100_000
 EXACT_TOKENS = 2_000_000
-"""Up to so many tokens of all prompts a unit may be one token."""
+"""The most tokens of all prompts with which a unit may be one token."""
 EXACT_OUTPUT = 200_000
-"""Up to so many tokens of all answers a unit may be one token."""
+"""The most tokens of all answers with which a unit may be one token."""
 _NO_END = Segment("text", None)
 
 
@@ -33,25 +33,26 @@ _NO_END = Segment("text", None)
 class PlannedRequest:
     """One turn, as a simulated engine gets it."""
 
-    # Seconds.
+    # When it is sent, in seconds.
     at: float
     scope: str
     # The tokens of a unit.
     unit: int
     # Ids of consecutive pieces of the prompt. Equal ids have equal content and history.
     units: list[int]
-    # So many of the last units are in no other prompt.
+    # How many of the last units are in no other prompt.
     num_tail: int
-    # Of the prompt.
+    # The tokens of the prompt.
     tokens: int
     output_tokens: int
     # The tokens of the turn's prefixes, by their number of units.
     exact: dict[int, int]
-    # Their ends, and the depths of the names, are in units.
+    # The segments, with their ends in units.
     segments: list[Segment]
     breakpoints: list[Breakpoint]
+    # The names, with their depths in units.
     names: list[HeldName]
-    # Whether it is in the figures. One that is not only fills the memory.
+    # Whether the figures count it. Else it only fills the memory.
     is_counted: bool = True
 
     @property
@@ -66,8 +67,8 @@ class PlannedRequest:
 
 
 def unit_for(turns: Sequence[Turn], *, may_be_exact: bool = False) -> int:
-    """The tokens of a unit: as few as the number of turns allows. With `may_be_exact` it is one
-    where the traffic is small enough."""
+    """The tokens of a unit: as few as the number of turns allows. With `may_be_exact` a unit of
+    small traffic is one token."""
     prompts = total_tokens(turns)
     output = sum(turn.output for turn in turns)
     if may_be_exact and prompts <= EXACT_TOKENS and output <= EXACT_OUTPUT:
@@ -165,8 +166,8 @@ class Requests:
 def _segments(turn: Turn, depths: Sequence[int]) -> tuple[list[Segment], dict[int, int]]:
     """The segments, and the number of the segment at each place.
 
-    Segments without an end stand for the positions between two places. Segments of one run are one
-    position.
+    A segment without an end stands for a position between two places. All segments of one run are
+    one position.
     """
     segments = list[Segment]()
     segment_of = dict[int, int]()
@@ -190,14 +191,14 @@ def _segments(turn: Turn, depths: Sequence[int]) -> tuple[list[Segment], dict[in
 
 
 class Distances:
-    """How far back each token was used last: the sizes of memory at which it is read."""
+    """How far back each token was used last. That gives the sizes of memory at which it is read."""
 
     def __init__(self) -> None:
         # The tokens that were used last `d` distinct units ago, by `d`.
         self.tokens: dict[int, int] = {}
         # The tokens of all prompts.
         self.prompt = 0
-        # The units that differ.
+        # The number of different units.
         self.num_distinct = 0
 
     @property
@@ -205,7 +206,7 @@ class Distances:
         return sum(self.tokens.values())
 
     def curve(self, sizes: Sequence[int]) -> list[float]:
-        """The share of tokens that memories of these many units would have given."""
+        """For each size, in units: the share of tokens that a memory of this size gives."""
         pairs = sorted(self.tokens.items())
         shares = {}
         at = 0
@@ -218,7 +219,7 @@ class Distances:
         return [shares[size] for size in sizes]
 
     def size_for(self, share: float) -> int:
-        """The fewest units that give this share of what unlimited memory would."""
+        """The fewest units that give this share of what unlimited memory gives."""
         least = share * self.read
         total = 0
         for distance, tokens in sorted(self.tokens.items()):
@@ -231,8 +232,8 @@ class Distances:
 def distances(requests: Iterable[PlannedRequest], num_uses: int) -> Distances:
     """The distances of all requests. Their prompts have at most `num_uses` units together.
 
-    By Mattson's stack distances: an LRU memory of more than `d` units has what was used last `d`
-    distinct units ago. Olken's tree counts the distinct units in O(log n) a use.
+    They are Mattson's stack distances: a unit that was used last `d` distinct units ago is in an
+    LRU memory of more than `d` units. Olken's tree counts the distinct units in O(log n) a use.
     """
     distances = Distances()
     tree = [0] * (num_uses + 2)

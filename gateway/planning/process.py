@@ -1,6 +1,6 @@
-"""Runs the planner in a process group of its own, with a deadline; ends it with its caller.
+"""Runs the planner in a process group of its own, with a deadline.
 
-The event loop only moves bytes. A plan that nobody waits for any more is killed.
+The event loop only moves bytes. When the caller stops waiting, the planner is killed.
 """
 
 import asyncio
@@ -32,14 +32,16 @@ _MAX_LINE = 16 * 2**20
 
 
 class PlanTimeout(Overloaded):
+    """The planner has not ended by its deadline."""
+
     status = 504
     type = "timeout_error"
     default = f"the plan took longer than {DEADLINE_SECONDS:.0f} seconds: give it less traffic"
 
 
 class Planners:
-    """Runs plans. Each takes a place of `place_for`, which raises RateLimited where none is free in
-    time."""
+    """Runs plans. `place_for` gives each plan its place, and raises RateLimited where none is free
+    in time."""
 
     def __init__(
         self,
@@ -48,7 +50,11 @@ class Planners:
         self._place_for = place_for
 
     async def lines(self, job: Job) -> AsyncGenerator[Progress | Planned, None]:
-        """Progress, and the plan as the last. Raise InvalidRequest, Overloaded or PlanTimeout."""
+        """Progress, and then the plan.
+
+        Raise InvalidRequest where the planner refuses the job, Overloaded where no place is free or
+        the planner ends early, and PlanTimeout.
+        """
         async with AsyncExitStack() as stack:
             try:
                 await stack.enter_async_context(self._place_for(_ALL_KEYS))
@@ -106,7 +112,7 @@ async def _process(job: bytes) -> AsyncIterator[asyncio.StreamReader]:
         yield process.stdout
     finally:
         feeding.cancel()
-        # Its group is there once it has begun. Until then the process itself is all there is.
+        # The planner makes its group when it begins. Until then there is only the process.
         with suppress(ProcessLookupError):
             process.kill()
         with suppress(ProcessLookupError):

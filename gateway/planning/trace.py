@@ -1,13 +1,13 @@
 """Recorded turns as a trace in Mooncake's format (FAST '25), which other tools replay.
 
 A line is one turn: `timestamp` (ms since the first), `input_length` and `output_length` (tokens),
-and `hash_ids`, a number for each block of the prompt. Equal numbers are equal blocks with all that
-stands before them. They count up in the order in which blocks are first seen, anew in each trace,
-so they tell nothing of a content, and no two traces can be laid beside each other by them.
+and `hash_ids`, a number for each block of the prompt. Equal numbers mean that the blocks are equal
+and all blocks before them too. Each trace counts up from 0 in the order in which blocks are first
+seen. So the numbers tell nothing of the content, and two traces can't be compared by them.
 
 The ledger knows where prompts are equal at the ends of content blocks, and inside long texts every
-4,096 characters. Where two prompts part between two such places, they are taken to part at the one
-before. Pure.
+4,096 characters. Two prompts that part between two such places count as parting at the first of
+the two. Pure.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,25 +22,32 @@ from gateway.prompt.fingerprint import unpack
 from gateway.prompt.names import NAMES_RULE
 
 MAX_POINTS = 4_000_000
-"""The most known places of all turns together."""
+"""The most known prefixes of all turns together."""
 MAX_IDS = 10_000_000
 _PIECE_BYTES = 64 * 1024
 _encode = msgspec.json.Encoder().encode
 
 
 class RecordedTurn(NamedTuple):
-    """`points` are numbers of the prompt's known prefixes, the shortest first, and `ends` how many
-    tokens each has. `scope` is a workspace's model. `at_ms` is since 1970."""
+    """One turn of the ledger, without its content."""
 
+    # Milliseconds since 1970.
     at_ms: int
+    # The number of the workspace and model.
     scope: int
+    # The numbers of the prompt's known prefixes, the shortest first.
     points: list[int]
+    # The tokens of each known prefix.
     ends: list[int]
+    # The tokens of the prompt.
     tokens: int
+    # The tokens of the answer.
     output: int
 
 
 class TraceLine(msgspec.Struct, frozen=True):
+    """One line of a trace, in Mooncake's format."""
+
     timestamp: int
     input_length: int
     output_length: int
@@ -48,14 +55,14 @@ class TraceLine(msgspec.Struct, frozen=True):
 
 
 class TraceGathering:
-    """Takes rows of the ledger, the newest first. `is_too_much`: more of them than a trace may
-    have. `num_estimated` turns have places whose tokens their engines did not tell."""
+    """Takes rows of the ledger, the newest first, up to the bounds of a trace."""
 
     def __init__(self) -> None:
         self._numbers = Numbers()
         self._scopes = Numbers()
         self._turns: list[RecordedTurn] = []
         self._num_points = 0
+        # Turns with prefixes whose tokens were estimated, since no engine told them.
         self.num_estimated = 0
 
     @property
@@ -64,6 +71,7 @@ class TraceGathering:
 
     @property
     def is_too_much(self) -> bool:
+        """Whether there are more turns or known prefixes than a trace may have."""
         return len(self._turns) > MAX_TURNS or self._num_points > MAX_POINTS
 
     def take(self, rows: Sequence[Any]) -> None:
@@ -108,7 +116,8 @@ class TraceGathering:
             )
 
     def pieces(self, block_tokens: int) -> Iterator[bytes]:
-        """The turns as lines of JSON, in the order in which they came; some of them at a time."""
+        """The turns as lines of JSON, the oldest first. All pieces but the last have 64 KiB or
+        more."""
         piece = bytearray()
         for line in trace_of(self._turns[::-1], block_tokens):
             piece += _encode(line) + b"\n"
@@ -120,11 +129,15 @@ class TraceGathering:
 
 
 def trace_of(turns: Sequence[RecordedTurn], block_tokens: int) -> Iterator[TraceLine]:
-    """The turns, which are in the order of time, in blocks of so many tokens. A prompt's last block
-    may be filled in part: then another prompt has it only if both end there."""
-    # By scope and known prefix: a prompt that begins with it, as the ids of its blocks.
+    """The lines of a trace with blocks of `block_tokens`. The turns must be in order of time.
+
+    A prompt's last block may be partly filled. Two prompts share such a block only if both end at
+    the same known prefix.
+    """
+    # By scope and known prefix: the block ids of a prompt that begins with the prefix, and the
+    # number of whole blocks in the prefix.
     begun: dict[tuple[int, int], tuple[list[int], int]] = {}
-    # The last block of prompts that end at a known prefix, where it is not full.
+    # By scope and known prefix: the partly filled last block of prompts that end there.
     partial: dict[tuple[int, int], int] = {}
     num_ids = 0
     for turn in turns:

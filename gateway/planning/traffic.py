@@ -1,6 +1,6 @@
 """Turns as the simulation needs them: where prompts are equal, how long they are, when they came.
 
-They have no content. A turn's prefixes have numbers. Equal numbers are equal prefixes.
+Turns have no content. They have the numbers of their prefixes. Equal numbers are equal prefixes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,8 +30,8 @@ _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The traffic of a plan, and the engines that are to serve it.
 
-    The traffic is a range of the ledger, or a `trace`. What is left out of the engines is as the
-    engines of the range's model have it.
+    The traffic is a range of the ledger, or a `trace`. A fact about the engines that is left out is
+    that of the engines of the range's model.
     """
 
     # Tokens of one engine's memory for keys and values, in each tier.
@@ -41,9 +41,9 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     engines: Annotated[int, msgspec.Meta(ge=1, le=MAX_ENGINES)] | None = None
     # The part of the device's memory that leases may hold.
     lease_share: _Share = 0.5
-    # Requests that one engine computes together at most.
+    # The most requests that one engine computes together.
     max_running: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None
-    # Shorter prefixes are not cached.
+    # The tokens of the shortest prefix that is cached.
     min_cache_tokens: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
     # Lines of JSON in Mooncake's format.
     trace: Annotated[str, msgspec.Meta(max_length=MAX_TRACE_CHARACTERS)] | None = None
@@ -60,23 +60,24 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
 class Turn(msgspec.Struct, array_like=True):
     """One prompt by its prefixes, the shortest first. A *place* is a prefix's index among them."""
 
-    # Seconds.
+    # When it was sent, in seconds.
     at: float
     # A workspace's number.
     scope: int
-    # The number of each prefix, and its tokens.
+    # The number of each prefix.
     ids: list[int]
+    # The tokens of each prefix.
     ends: list[int]
     # The places where a content block ends.
     segments: list[int]
-    # The places of breakpoints.
+    # The place and the TTL of each breakpoint.
     marks: list[tuple[int, Ttl]]
-    # Tokens of the answer.
+    # The tokens of the answer.
     output: int
-    # Tokens behind the last prefix, which no other prompt shares.
+    # The tokens behind the last prefix. No other prompt shares them.
     tail: int = 0
-    # How many positions a breakpoint's look-back walks to each place from the one before: 0 inside
-    # a run of calls or of results. Empty: one to each segment.
+    # For each place: the positions that a breakpoint's look-back counts from the place before. It
+    # is 0 inside a run of calls or of results. Empty: each segment counts 1.
     steps: list[int] = []
     # The places of breakpoints that ask for no lease.
     unheld: list[int] = []
@@ -100,10 +101,11 @@ class _TraceLine(msgspec.Struct):
 
 
 def of_trace(lines: Iterable[str], block_tokens: int = TRACE_UNIT) -> list[Turn]:
-    """The turns of a trace in Mooncake's format: `timestamp` (ms), `input_length`, `output_length`
-    and `hash_ids` of blocks of `block_tokens`. Every prompt is marked at its end.
+    """The turns of a trace in Mooncake's format, in order of time. Every prompt is marked at its
+    end.
 
-    Raise InvalidRequest that names the wrong line.
+    A line has `timestamp` (ms), `input_length` and `output_length` (tokens), and `hash_ids` of
+    blocks of `block_tokens`. Raise InvalidRequest, which names the wrong line.
     """
     decoder = msgspec.json.Decoder(_TraceLine)
     chains: dict[tuple[int, int], int] = {}

@@ -1,8 +1,8 @@
 """Price files: TOML with one [[price]] table for each model and each first day of its prices.
 
-The form is described in `price_sheets.toml`. An error names the file, the entry and the field. The
-operator's own prices make a turn's cost. Published prices of hosted models are for comparison only:
-what would the same traffic have cost there?
+`price_sheets.toml` describes the form. An error names the file, the entry and the field. A turn's
+cost comes from the operator's own prices. Published prices of hosted models are only for
+comparison: what would the same traffic have cost there?
 """
 
 import asyncio
@@ -30,12 +30,13 @@ from gateway.prices.price import (
 SHIPPED = Path(__file__).parent / "price_sheets.toml"
 HOSTED = Path(__file__).parent / "hosted_prices.toml"
 WRITES: dict[str, Ttl] = {f"write_{ttl}": ttl for ttl in TTLS}
-"""The field of each TTL class."""
+"""The TTL class of each field with a price of writes."""
 _REFRESH_SECONDS = 5.0
 
 
 class PriceError(Exception):
-    """A price file is wrong; one line for each problem names the file, the entry and the field."""
+    """A price file is wrong. The message has a line for each problem, which names the file, the
+    entry and the field."""
 
 
 Reader = Callable[[Any], Any]
@@ -49,7 +50,8 @@ def _price(value: Any) -> NanoDollars:
 
 
 def _that(is_right: Callable[[Any], bool], must: str) -> Reader:
-    """A reader of values that are right; it raises ValueError with what others must be."""
+    """A reader that returns right values. For others it raises ValueError with the message
+    `must`."""
 
     def read(value: Any) -> Any:
         if not is_right(value):
@@ -66,7 +68,7 @@ def _are_texts(value: Any) -> bool:
 _DAY = _that(lambda value: type(value) is date, "must be a day, like 2026-01-31")
 # A model's name, the day and a digest together must fit the ledger's column.
 _MODEL = re.compile(r"[^@#\s]{1,72}")
-# How the fields of each kind of table are read.
+# The readers of the fields, for each kind of table.
 _RATES: dict[str, Reader] = dict.fromkeys(("input", *WRITES, "read", "output"), _price)
 _BAND = _RATES | {
     "above_prompt_tokens": _that(
@@ -92,12 +94,12 @@ _FILE = {
     "as_of": _DAY,
 }
 _MUST_NAME = {"write_5m", "write_1h"}
-"""Writes that every sheet prices. Another class costs its multiple of the input by default."""
+"""Writes that every sheet must price. By default another class costs its multiple of the input."""
 _MAY_LACK = {"aliases", "band", "source", "as_of", *WRITES} - _MUST_NAME
 
 
 def load_prices(path: Path = SHIPPED) -> PriceSheets:
-    """Read a file, or raise PriceError with every problem at once."""
+    """Read a file. Raise PriceError with all problems at once."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -105,7 +107,7 @@ def load_prices(path: Path = SHIPPED) -> PriceSheets:
     problems: list[str] = []
 
     def fields(table: Any, readers: dict[str, Reader], place: str) -> dict[str, Any]:
-        """What the table has; what is wrong with it becomes a problem."""
+        """The table's fields as their readers give them. A wrong field is added to the problems."""
         if not isinstance(table, dict):
             problems.append(f"{place}must be a table")
             return {}
@@ -174,22 +176,23 @@ class PriceBook:
         return self._paths[0] == SHIPPED
 
     def find(self, model: str, on: date) -> Price | None:
-        """The operator's own price of a model. Published prices make no cost."""
+        """The operator's own price of a model on a day; None where it has none."""
         return self.own.find(model, on)
 
     def refresh(self) -> bool:
-        """Read files that changed; return whether any had. On PriceError the old prices stay."""
+        """Read the files again if one of them changed, and return whether one had. Raise PriceError
+        where a file is wrong; the old prices stay."""
         stamps = [_stamp(path) for path in self._paths]
         if stamps == self._stamps:
             return False
-        self._stamps = stamps  # a file that is wrong is told once, and read when it changes again
+        self._stamps = stamps  # so a wrong file is told once, and read again when it changes
         prices, hosted = (load_prices(path) for path in self._paths)
         self.own = prices
         self.hosted = hosted
         return True
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Refresh every few seconds. Log a file that is wrong."""
+        """Refresh every few seconds until the gateway stops. Log wrong files."""
         log = get_logger("prices")
         while not stopping.is_set():
             try:

@@ -20,7 +20,8 @@ _NANO_PER_DOLLAR = 1_000_000_000
 
 
 def per_token(dollars_per_million: str) -> NanoDollars:
-    """Convert a price in dollars per million tokens; raise ValueError where it is not exact."""
+    """Convert dollars per million tokens into nano-dollars per token. Raise ValueError where the
+    result is not a whole number."""
     try:
         nano = Decimal(dollars_per_million) * _NANO_PER_TOKEN
     except InvalidOperation:
@@ -31,12 +32,12 @@ def per_token(dollars_per_million: str) -> NanoDollars:
 
 
 def per_million(price: NanoDollars) -> str:
-    """Write a price per token as dollars per million tokens, exactly."""
+    """Write nano-dollars per token as dollars per million tokens, exactly."""
     return f"{(Decimal(price) / _NANO_PER_TOKEN).normalize():f}"
 
 
 def dollars(amount: NanoDollars) -> str:
-    """Write an amount exactly, in dollars."""
+    """Write an amount of nano-dollars in dollars, exactly."""
     sign = "-" if amount < 0 else ""
     whole, nano = divmod(abs(amount), _NANO_PER_DOLLAR)
     fraction = f"{nano:09d}".rstrip("0")
@@ -54,34 +55,40 @@ sums exactly after their turns were deleted.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenPrices:
-    """`writes` are those that the price names, by TTL class. Others cost the class's multiple."""
+    """Prices in nano-dollars per token."""
 
     input: NanoDollars
+    # The prices of writes that the sheet names, by TTL class. Others cost the class's multiple.
     writes: Mapping[Ttl, NanoDollars]
     read: NanoDollars
     output: NanoDollars
 
     def write(self, ttl: Ttl) -> NanoDollars:
+        """The price of a written token of this TTL class."""
         named = self.writes.get(ttl)
         return NanoDollars(round(self.input * TTLS[ttl].write_multiple)) if named is None else named
 
     def text(self) -> str:
-        """What a price's id is made of: a TTL class that it does not name changes nothing."""
+        """The text for a price's id. TTL classes that the sheet does not name are left out, so a
+        new class changes no id."""
         writes = "".join(f"write_{t}={self.writes[t]}, " for t in TTLS if t in self.writes)
         return f"TokenPrices(input={self.input}, {writes}read={self.read}, output={self.output})"
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
+    """The rates of prompts with more tokens than a bound."""
+
     above_prompt_tokens: int
     rates: TokenPrices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """`without_cache` is the cost of the same tokens without a cache."""
+    """A cost in nano-dollars."""
 
     actual: NanoDollars
+    # The cost of the same tokens without a cache.
     without_cache: NanoDollars
 
 
@@ -102,7 +109,7 @@ class Price:
             f"Band(above_prompt_tokens={band.above_prompt_tokens}, rates={band.rates.text()})"
             for band in self.bands
         ]
-        # As Python writes a tuple: with a comma behind a single one.
+        # Python writes a tuple of one item with a comma behind it.
         listed = f"({', '.join(bands)}{',' if len(bands) == 1 else ''})"
         prices = f"({self.rates.text()}, {listed})".encode()
         digest = blake2b(prices, digest_size=4).hexdigest()
@@ -121,14 +128,15 @@ class Price:
         return cost_at(self.rates_above(usage.prompt_tokens - 1), usage, output_tokens)
 
     def most(self, prompt_tokens: int, output_tokens: int) -> NanoDollars:
-        """The most that a turn of so many tokens can cost: none is read, all cost the dearest."""
+        """The most that a turn of so many tokens can cost: no token is read, and each token of the
+        prompt costs the dearest rate."""
         rates = self.rates_above(prompt_tokens - 1)
         dearest = max(rates.input, *(rates.write(ttl) for ttl in TTLS))
         return NanoDollars(prompt_tokens * dearest + output_tokens * rates.output)
 
 
 def cost_at(rates: TokenPrices, usage: InputUsage, output_tokens: int) -> Cost:
-    """The cost of the tokens of one turn or of many, at the same rates."""
+    """The cost of the tokens of one turn, or of many turns with the same rates."""
     output = output_tokens * rates.output
     actual = usage.input_tokens * rates.input + usage.cache_read_tokens * rates.read + output
     actual += sum(tokens * rates.write(ttl) for ttl, tokens in usage.writes.items())
@@ -137,7 +145,10 @@ def cost_at(rates: TokenPrices, usage: InputUsage, output_tokens: int) -> Cost:
 
 
 def cost_with_ttl(rates: TokenPrices, ttl: Ttl, tokens: int, requests: int, in_time: int) -> int:
-    """The cost of so many tokens in each request; those that come `in_time` read them."""
+    """The cost of a prefix of `tokens` tokens in `requests` requests, in the unit of the rates.
+
+    `in_time` of the requests read the prefix, and the others write it.
+    """
     return tokens * (rates.write(ttl) * (requests - in_time) + rates.read * in_time)
 
 
@@ -158,8 +169,8 @@ class PriceSheets:
         self.find = lru_cache(maxsize=_MAX_REMEMBERED)(self._find)
 
     def _find(self, model: str, on: date) -> Price | None:
-        """The model's price on that day; of several models whose aliases match, the first by
-        name."""
+        """The model's price on that day; None without one. If aliases of several models match, the
+        first model by name counts."""
         valid = [price for price in self.all if price.valid_from <= on]
         named = [price for price in valid if price.model == model]
         if not named:
@@ -168,7 +179,7 @@ class PriceSheets:
         return named[-1] if named else None
 
     def with_id(self, price_id: str) -> Price | None:
-        """The price with this id, if it is still in the file."""
+        """The price with this id; None where the file no longer has it."""
         return self._of_id.get(price_id)
 
     def current(self, on: date) -> list[Price]:

@@ -658,7 +658,10 @@ def _explained(what: str, body: bytes) -> str:
         tag = _at(document, [*steps, "type"])
         parent = next((step for step in reversed(steps) if isinstance(step, str)), "")
         names = ", ".join(f"'{name}'" for name in _TAGS.get(parent, SUPPORTED_BLOCKS))
-        tag_text = tag[:_MAX_SHOWN] if isinstance(tag, str) else tag if tag is not None else "…"
+        if isinstance(tag, str):
+            tag_text = tag[:_MAX_SHOWN]
+        else:
+            tag_text = "…" if tag is None else tag
         return (
             f"{path(steps, shows_last=False)}: Input tag '{tag_text}' found using 'type' does not"
             f" match any of the expected tags: {names}"

@@ -263,8 +263,8 @@ class MessageWriter(Writer[Event, Message]):
         )
 
     def _begin(self, kind: str, **block: Any) -> Iterator[Event]:
-        """Open a block. Text and thinking go on in one that is open."""
-        if kind == self._open != "tool_use":
+        """Open a block. An open block of text or of thinking is continued."""
+        if kind == self._open and kind != "tool_use":
             return
         yield from self._end()
         self._open = kind

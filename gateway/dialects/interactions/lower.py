@@ -42,8 +42,10 @@ class Prepared(NamedTuple):
 
 
 def prepare(decoded: Decoded, context: RequestContext, held: HeldContent | None) -> Prepared:
-    """The Ask of a request, with the prompt of the cached content `held` first. Raise
-    InvalidRequest for content that no engine takes."""
+    """The Ask of a request. The prompt of the cached content `held` comes first.
+
+    Raise InvalidRequest for content that no engine takes.
+    """
     request = decoded.request
     config = request.generation_config
     lowering = _InteractionLowering(context, decoded)
@@ -85,8 +87,8 @@ def prepare(decoded: Decoded, context: RequestContext, held: HeldContent | None)
 
 
 def _thinks_by(decoded: Decoded) -> str | None:
-    """The path of the field that asks for thinking; None without one. A level asks for it, and so
-    does the wish to see a summary."""
+    """The path of the field that asks for thinking; None without one. A level asks for thinking,
+    and so does a request for summaries."""
     config = decoded.request.generation_config
     if config.thinking_level:
         return "generation_config.thinking_level"

@@ -1,9 +1,9 @@
 """The request body of POST /v1beta/interactions, Google's Interactions API, and its decoding.
 
-Whatever the bytes are, the outcome is a request, InvalidRequest or TooLarge. It is read as Google's
-other calls are (`gateway.dialects.gemini.request`), with names in snake case alone. The input is a
-text, contents, or steps: one of these, or a list. What is unknown inside steps and tools is left
-out and told.
+Whatever the bytes are, the outcome is a request, InvalidRequest or TooLarge. The body is read as
+those of Google's other calls are (`gateway.dialects.gemini.request`), but names are in snake case
+alone. The input is a text, a content, a step, or a list of contents or steps. Unknown fields inside
+steps and tools are left out, and the answer names them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ from gateway.dialects.unknown import UNKNOWN
 from gateway.prompt.ignored import Notepad
 
 CONTENTS = ("text", "image", "audio", "video", "document")
-"""The types of contents, which may stand where a step may: then they are the user's."""
+"""The types of contents. A content in a step's place is the user's."""
 
 
 class Content(gemini.Inner, rename="lower"):
@@ -44,7 +44,7 @@ class Content(gemini.Inner, rename="lower"):
 
 class Step(Content, rename="lower"):
     """One step of a conversation, or a content of the user's. `result` is a text, an object, or a
-    list of contents. A thought is known by its `summary`."""
+    list of contents. A thought's text is in its `summary`."""
 
     content: Annotated[list[Content], fields.blocks] = msgspec.field(default_factory=list)
     id: fields.Name = ""
@@ -62,7 +62,7 @@ class Steps(gemini.Shape, rename="lower"):
 
 
 class Tool(gemini.Inner, rename="lower"):
-    """A function, or a tool that Google would run itself: such a one is left out."""
+    """A function, or a tool that Google would run itself. The latter is left out."""
 
     type: str = ""
     name: fields.Name = ""
@@ -78,13 +78,13 @@ class AllowedTools(gemini.Shape, rename="lower"):
 
 
 class ToolChoice(gemini.Shape, rename="lower"):
-    """A mode by itself may stand in its place."""
+    """Which tools may be called. A request may have the mode alone in its place."""
 
     allowed_tools: AllowedTools = msgspec.field(default_factory=AllowedTools)
 
 
 class GenerationConfig(gemini.Shape, rename="lower"):
-    """What is not done is told by name: see `FIELDS`."""
+    """The settings of generation. `FIELDS` says which of them are ignored."""
 
     max_output_tokens: fields.Count | None = None
     seed: fields.Seed | None = None
@@ -101,7 +101,8 @@ class GenerationConfig(gemini.Shape, rename="lower"):
 
 
 class InteractionRequest(Steps, rename="lower"):
-    """`service_tier` changes nothing here. Of `labels` the `name` alone is kept."""
+    """The body of one request. `service_tier` changes nothing here. Only the `name` of `labels` is
+    kept."""
 
     model: fields.Name = ""
     system_instruction: str = ""
@@ -134,7 +135,7 @@ REFUSED = {
     "environment": "this server runs no agents",
     "webhook_config": "this server calls no webhooks",
 }
-"""Fields whose wish would change the answer or its way, and is not done here."""
+"""Fields that are refused, with the reason: ignoring them would change the answer or its way."""
 _NOT_DONE = ("image_config", "speech_config", "transcription_config", "video_config")
 FIELDS = Fields(
     style=Style("input: more than {} steps and contents"),
