@@ -1,4 +1,4 @@
-"""What an engine can do of approximate prompts, and what a request asks of it."""
+"""Which approximate prompts an engine can compute, and the prompt that a request asks for."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,44 +24,44 @@ from engine.sizing import blocks_for
 
 
 def asks_for_any(request: GenerateRequest) -> bool:
-    """Whether the request's answer may be computed behind another prompt than the exact one."""
+    """Whether the request allows an answer behind another prompt than the exact one."""
     return bool(request.documents) or any(point.is_approximate for point in request.breakpoints)
 
 
 def is_in_other_tokens(request: GenerateRequest) -> bool:
-    """Whether other tokens stand for its prompt's. Then nobody needs the digests of the exact
-    tokens."""
+    """Whether other tokens take the place of the prompt's. Then the digests of the exact tokens are
+    not needed."""
     return bool(request.documents) or any(point.keep is not None for point in request.breakpoints)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactRequest:
-    """A request, and its prompt as if nothing approximate were asked for."""
+    """A request, and its exact prompt."""
 
     request: GenerateRequest
     query: CacheQuery
-    # For each of its documents, how many tokens stand in front of the text.
+    # The tokens before each document's text, in the order of the request's documents.
     begins: Sequence[int] = ()
     has_images: bool = False
 
     @property
     def is_mixed(self) -> bool:
-        """Whether its keys and values depend on more than tokens."""
+        """Whether the prompt's keys and values depend on more than its tokens."""
         return bool(self.request.adapter or self.request.salt) or self.has_images
 
 
 @dataclass(slots=True, kw_only=True)
 class Approximations:
-    """What one engine can do of approximate prompts. All else is refused."""
+    """The approximate prompts that one engine can compute. All others are refused."""
 
     compressor: Compressor | None = None
     # The model whose entries may be read.
     sibling: Sibling | None = None
-    # What has been measured. It says what may be asked for.
+    # The measured techniques. They say which requests are allowed.
     techniques: Sequence[Technique] = ()
-    # The rest of the measuring. After each bounded part it yields the technique that is done by
-    # that, or None.
+    # The rest of the measuring. Each bounded part yields a finished technique, or None.
     gate: Iterator[Technique | None] | None = None
+    # The finished techniques of the measuring that still runs.
     _measured: list[Technique] = field(default_factory=list)
 
     @property
@@ -69,10 +69,10 @@ class Approximations:
         return self.gate is not None
 
     def measure_part(self) -> bool:
-        """Do a bounded part of the measuring. False where nothing is left of it.
+        """Do a bounded part of the measuring. False if nothing is left of it.
 
-        All techniques are told at once, because what may be asked for depends on the next lower
-        one.
+        All techniques are published at once, because a request is judged by the nearest technique
+        at or below its own parameter.
         """
         if self.gate is None:
             return False
@@ -87,10 +87,11 @@ class Approximations:
         return True
 
     def describe(self, description: Description) -> Description:
-        """The description with what is measured now."""
+        """The description with the techniques that are published now."""
         if not self.techniques and not self.is_measuring:
             return description
-        # What is read second is never older than what is read first.
+        # The measuring may end between the two reads. In this order a description that says it has
+        # ended always has its techniques.
         is_measuring = self.is_measuring
         return structs.replace(
             description, is_measuring=is_measuring, techniques=list(self.techniques)
@@ -99,7 +100,7 @@ class Approximations:
     def prompt_of(self, exact: ExactRequest, cache: PrefixCache) -> ApproximatePrompt:
         """The prompt of a request that asks for an approximate answer.
 
-        Raise FieldRefused, and Overloaded while the engine measures what may be asked for.
+        Raise FieldRefused if this engine can't compute it, and Overloaded while it measures.
         """
         points = exact.request.breakpoints
         kept = [point for point in points if point.keep is not None]
@@ -159,7 +160,7 @@ class Approximations:
         if compression is None:
             why = f"{keep} of {end} tokens must leave at least {LEAST_KEPT}, and fewer than all"
             raise FieldRefused(KEEP_FIELD, why)
-        # The prefix and the prompt behind what is kept of it are in memory at once.
+        # Two things are in memory at once: the exact prefix, and the prompt with the kept tokens.
         prompt_blocks = blocks_for(num_tokens - compression.cut, block_size)
         needed = prompt_blocks + blocks_for(end, block_size) + 2
         most = cache.pool.num_blocks

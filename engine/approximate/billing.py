@@ -1,4 +1,4 @@
-"""How documents' tokens are billed: read or written with the TTL of their own entries."""
+"""How the tokens of documents are billed: as read, or as written with their own entries' TTL."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -24,17 +24,18 @@ class Piece(NamedTuple):
 
     start: int
     end: int
-    # The entry was written with this TTL. None: it was read.
+    # The TTL with which the entry was written; None: the entry was read.
     ttl: Ttl | None
 
 
 class DocumentsResult(NamedTuple):
     """What became of the entries of a prompt's documents."""
 
-    # The tokens that they have, behind what was read of the prompt.
+    # The copied tokens behind the read part of the prompt.
     pieces: list[Piece]
-    # Where they were read from.
+    # The tiers that the entries were read from.
     tiers: list[Tier]
+    # The names that the written entries hold.
     held: list[ChainHeld]
 
 
@@ -46,9 +47,10 @@ def write_documents(
     placings: Sequence[Placing],
     now: float,
 ) -> DocumentsResult:
-    """Write the entries of a prompt's documents, which are looked up and pinned in `documents`.
+    """Write the entries of a prompt's documents. `documents` are their pinned look-ups, in order.
 
-    What the prompt's own blocks have is read too if the entry was there.
+    A copy that the prompt's own blocks had already also counts as read if the entry was there. The
+    look-ups are given up.
     """
     result = DocumentsResult([], [], [])
     tables = {id(placing.placed): placing.table for placing in placings}
@@ -57,7 +59,7 @@ def write_documents(
         piece = Piece(max(placed.copied, lookup.read), placed.end, None)
         table = tables.get(id(placed))
         if prompt.sibling_mark is not None:
-            # Its entry is the sibling's alone. It is not written, leased or counted here.
+            # The entry belongs to the sibling. It is not written, leased or counted here.
             tier = None if table is None else table.origin(placed.end)
         elif table is not None:
             entry = cache.write(placed.origin, document, table, now)
@@ -80,9 +82,10 @@ def write_documents(
 
 
 def with_pieces(usage: InputUsage, pieces: Iterable[Piece]) -> InputUsage:
-    """The usage of a prompt with documents; `usage` has its own entries alone.
+    """The usage of a prompt with its documents. `usage` is that of the prompt's own entries alone.
 
-    The pieces lie behind what was read. A token is billed once, with the longer TTL.
+    The pieces lie behind the read tokens. A token that is in two entries is billed once, with the
+    longer TTL.
     """
     read = usage.cache_read_tokens
     writes = usage.writes
@@ -98,7 +101,7 @@ def with_pieces(usage: InputUsage, pieces: Iterable[Piece]) -> InputUsage:
             num_both = max(min(piece.end, stop) - max(piece.start, start), 0)
             if piece.ttl is None or outlives(piece.ttl, ttl):
                 writes[ttl] -= num_both
-            else:  # an entry of the prompt keeps it for as long
+            else:  # an entry of the prompt keeps these tokens at least as long
                 num_moved -= num_both
         if piece.ttl is None:
             read += num_moved

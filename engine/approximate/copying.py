@@ -1,6 +1,7 @@
-"""The transformation of an exact prompt's keys and values into those of another kind.
+"""Copies of keys and values from an exact prompt into an approximate one.
 
-It is done between two steps, a bounded part at a time. `engine.compute.compress` implements it.
+They are made between two steps, a bounded part at a time. `engine.compute.compress` implements
+them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,41 +12,49 @@ from engine.cache.ids import TokenId
 
 
 class Blend(NamedTuple):
-    """A document in a prompt, of which some tokens are to be computed where it stands."""
+    """A document in a prompt, some of whose tokens are to be chosen and computed there."""
 
-    # It stands at positions [start, end) of the prompt.
+    # The document's first position in the prompt.
     start: int
+    # The position behind the document.
     end: int
-    # How many of them are to be computed.
+    # How many tokens are to be computed.
     num: int
-    # The block table of the document by itself: one token stands in front of it.
+    # The block table of the document's exact prompt, in which one token stands before it.
     blocks: Sequence[int]
-    # To be filled with the positions that are to be computed, in order.
+    # Filled by `Compressor.choose` with the positions to compute, in order.
     chosen: list[int]
 
 
 class Move(NamedTuple):
-    """A copy to these ranges of the table `targets`, from the table `sources`."""
+    """A copy from one block table to another."""
 
+    # The ranges [start, end) of slots in the table `targets`.
     ranges: Sequence[tuple[int, int]]
+    # The ids of the blocks that are read, in the order of their table.
     sources: Sequence[int]
+    # The ids of the blocks that are written, in the order of their table.
     targets: Sequence[int]
 
 
 class Compressor(Protocol):
     """Copies from one prompt to another in the KV memory, in bounded parts.
 
-    After each part it yields the number of tokens whose prefill takes about as long.
+    Each method yields after each part. It yields the number of tokens whose prefill takes about as
+    long as the part took.
     """
 
     def compress(
         self, compression: Compression, tokens: Sequence[TokenId], move: Move
     ) -> Iterator[int]:
-        """Copy what is kept of the prefix of these tokens, to ranges of slots."""
+        """Copy the kept part of the prefix of these tokens, to ranges of slots."""
         ...
 
     def place(self, shift: int, move: Move) -> Iterator[int]:
-        """Copy the keys and values of positions, less `shift`, turned to their new positions."""
+        """Copy keys and values, and turn the keys to their new positions.
+
+        Position p of the ranges is copied from position p - `shift` of the sources.
+        """
         ...
 
     def choose(
@@ -57,13 +66,14 @@ class Compressor(Protocol):
     ) -> Iterator[int]:
         """Choose the tokens of each document whose keys and values differ most from the copy.
 
-        `tokens` are the whole prompt's. `targets` lack the gaps. What is written there is not kept.
+        `tokens` are the whole prompt's. `gaps` are the ranges whose content `targets` lack. They
+        are written for the choice alone.
         """
         ...
 
     def take_over(self, own_layers: int, tokens: Sequence[TokenId], move: Move) -> Iterator[int]:
-        """Copy a sibling's keys and values of these positions, and compute the first layers'.
+        """Copy a sibling's keys and values, and compute those of the first `own_layers` layers.
 
-        `targets` have what the prompt has in front of them.
+        `targets` already have the content before the ranges.
         """
         ...

@@ -1,7 +1,7 @@
-"""The kinds of approximate chains, and how each stands in the chain of digests.
+"""The kinds of approximate chains, and how the chain of digests takes each in.
 
-Equal tokens of another kind have another digest. So no exact prompt finds what is approximate, and
-no approximate one finds what is exact. Pure.
+Equal tokens of two kinds have two digests. So an exact prompt finds no approximate content, and an
+approximate prompt finds no exact content. Pure.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from engine.protocol import LEAST_KEEP, SCORERS, Compressed, Scorer
 from engine.sizing import aligned
 
 LEAST_KEPT = 64
-"""A compressed prefix keeps so many tokens at least, since their places hold its digest."""
+"""The fewest tokens that a compressed prefix keeps, since their places hold its digest."""
 
 # The first eight bytes of a kind's digest.
 _COMPRESSED = b"compress"
@@ -21,7 +21,7 @@ _WRITTEN_BY_SIBLING = b"sibling\0"
 _BEHIND_SIBLING = b"variant\0"
 
 _KEEP_PARTS = 10_000
-"""`keep` is written as so many parts of a whole."""
+"""`keep` is rounded to one of these parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +29,16 @@ class Compression:
     """Each layer keeps some of a prefix's tokens, which a scorer chooses."""
 
     scorer: Scorer
-    # The part that was asked for, 0 to 1.
+    # The part that the request wanted kept, 0 to 1.
     keep: float
-    # The tokens of the prefix.
+    # The prefix's tokens.
     of: int
-    # The tokens that are kept of them: whole blocks.
+    # The tokens that each layer keeps, a multiple of the block size.
     kept: int
 
     @property
     def cut(self) -> int:
-        """How many slots before its position a later token lies."""
+        """How many slots before its position each token behind the prefix lies."""
         return self.of - self.kept
 
     @property
@@ -57,7 +57,7 @@ class Compression:
 def new_compression(
     scorer: Scorer, keep: float, num_tokens: int, block_size: int
 ) -> Compression | None:
-    """The compression of a prefix. None if it would keep too few tokens, or all of them."""
+    """The compression of a prefix of `num_tokens`; None if it would keep too few tokens, or all."""
     assert LEAST_KEEP <= keep < 1
     parts = round(keep * _KEEP_PARTS)
     kept = aligned(num_tokens * parts // _KEEP_PARTS, block_size)
@@ -66,7 +66,7 @@ def new_compression(
 
 
 def compression_of(kind: ChainKind | None, block_size: int) -> Compression | None:
-    """The compression that a chain's kind stands for. None for every other kind."""
+    """The compression that a chain's kind stands for; None for a kind without compression."""
     if kind is None:
         return None
     packed = bytes.fromhex(kind.digest)
@@ -81,20 +81,21 @@ def compression_of(kind: ChainKind | None, block_size: int) -> Compression | Non
 
 @dataclass(frozen=True, slots=True)
 class Sibling:
-    """A model of the same shape and tokenizer, and other weights, whose entries may be read.
+    """A model of the same shape and tokenizer and with other weights, whose entries may be read.
 
-    What it wrote stands in a shared store under its own fingerprint. Here it has a kind of its own.
+    A shared store has its content under the sibling's fingerprint. Here that content is a kind.
     """
 
-    # Its fingerprint.
+    # The sibling's fingerprint.
     model: bytes
-    # How many of the first layers are computed, and not read.
+    # How many of the first layers are computed instead of read.
     own_layers: int
+    # How many layers the model has.
     num_layers: int
 
     @property
     def kind(self) -> ChainKind:
-        """The kind of what the sibling itself wrote."""
+        """The kind of the content that the sibling itself wrote."""
         return self._kind(_WRITTEN_BY_SIBLING, 0, 0)
 
     def kind_up_to(self, end: int) -> ChainKind:
@@ -102,20 +103,23 @@ class Sibling:
         return self._kind(_BEHIND_SIBLING, self.own_layers, end)
 
     def _kind(self, beginning: bytes, layers: int, end: int) -> ChainKind:
-        # A chain takes in 28 bytes of a kind's digest: these.
+        # A chain takes in only 28 bytes of a kind's digest. These are 28.
         packed = beginning + self.model[:14] + layers.to_bytes(2) + end.to_bytes(4)
         return ChainKind(_digest_of(packed), 0)
 
 
 def documents_kind(start: int) -> ChainKind:
-    """The kind of prompts with documents in them. The copies begin at `start`."""
+    """The kind of prompts with documents. The first copy begins at position `start`."""
     return ChainKind(_digest_of(_WITH_DOCUMENTS), start)
 
 
 def approximation_of(
     kind: ChainKind | None, compression: Compression | None
 ) -> Compressed | Literal["blocks", "sibling"] | None:
-    """What a report says of an entry of this kind. `compression` is `compression_of` it."""
+    """The approximation that a report names for an entry of this kind; None: exact.
+
+    `compression` must be `compression_of` the same kind.
+    """
     if compression is not None:
         return compression.report
     beginning = b"" if kind is None else bytes.fromhex(kind.digest)[:8]

@@ -22,13 +22,13 @@ class Placing:
     placed: Placed
     # The exact prompt's look-up.
     lookup: Lookup
-    # The ranges that it is copied to: positions of the sequence, or slots of a compressed prompt.
+    # The ranges it is copied to: positions of the sequence, or slots of a compressed prompt.
     ranges: list[Range]
-    # The exact prompt's blocks. None: it is not its turn to be computed yet.
+    # The exact prompt's blocks; None: its turn has not come yet.
     table: BlockTable | None = None
-    # The parts of the ranges that went through the model for the exact prompt.
+    # The parts of the ranges whose tokens the model computed for the exact prompt.
     computed: list[Range] = field(default_factory=list)
-    # The positions in the ranges that are not copied but computed, in order.
+    # The positions in the ranges that are computed instead of copied, in order.
     chosen: list[int] = field(default_factory=list)
 
     @property
@@ -44,13 +44,17 @@ class Placing:
 
     @property
     def num_reused(self) -> int:
-        """The number of copied tokens that did not go through the model for the exact prompt."""
-        # Chosen positions are not copied, so those among the computed ones were not reused anyway.
+        """The number of copied tokens that were in memory before."""
+        # Chosen positions are not among the copied ones, so the computed ones that were chosen must
+        # not be subtracted.
         num_chosen = _total(self._places(start, end) for start, end in self.computed)
         return _total(self.copied) - _total(self.computed) + num_chosen
 
     def begin(self, cache: PrefixCache) -> list[BlockCopy]:
-        """Fill a table for the exact prompt. Raises NoFreeBlocks like `PrefixCache.begin`."""
+        """Fill a table for the exact prompt, and note which ranges it still has to compute.
+
+        Returns the copies that must be made first. Raises NoFreeBlocks like `PrefixCache.begin`.
+        """
         placed = self.placed
         table = cache.new_table(placed.origin)
         copies = cache.begin(placed.origin, self.lookup, table)
@@ -69,14 +73,14 @@ class Placing:
 def new_placings(
     prompt: ApproximatePrompt, table: BlockTable, documents: Sequence[Lookup]
 ) -> list[Placing]:
-    """The exact prompts from which a prompt's table still lacks copies.
+    """The exact prompts whose copies a prompt's table still lacks.
 
-    `documents` are their look-ups. It is empty if they were let go.
+    `documents` are the look-ups of all exact prompts, or empty if the look-ups were let go.
     """
     placings: list[Placing] = []
     for number, placed in enumerate(prompt.placed):
         lookup = documents[number] if documents else Lookup([], None, 0, None)
-        # A sibling's content is read if it is there. This engine can't compute it.
+        # A sibling's content can only be read. This engine can't compute it.
         if prompt.sibling_mark is not None and lookup.hit is None:
             continue
         ranges = list(table.gaps(placed.end, placed.begin))
@@ -93,8 +97,8 @@ def usable_sources(
 ) -> Sources:
     """The blocks in memory that a prompt continues from.
 
-    The copy of a document is reused whole or not at all, because the tokens that are computed in
-    it are chosen among all of its tokens.
+    If the computed tokens of a document are chosen, its copy is reused whole or not at all, because
+    they are chosen among all tokens of the document.
     """
     size = cache.pool.block_size
     sources = cache.sources(digests, lookup)
@@ -111,7 +115,8 @@ def usable_sources(
             for index in range(placed.begin // size, blocks_for(placed.end, size))
             if index in sources and index * size + sources[index].num_tokens > num_read
         }
-        # A block that two documents share is missing for the other too.
+        # Two documents may share a block. Dropping it for one may break the other's copy, so look
+        # again until nothing is dropped.
         if not dropped:
             return sources
         for index in dropped:
@@ -122,17 +127,17 @@ def usable_sources(
 
 
 def num_spare(cache: PrefixCache, prompt: ApproximatePrompt, sources: Sources) -> int:
-    """The most blocks that the exact prompts take beside the prompt's own.
+    """The most blocks that the exact prompts take besides the prompt's own blocks.
 
-    An exact prompt is computed if these sources lack a copy from it.
+    An exact prompt takes blocks if `sources` lack its copy.
     """
     size = cache.pool.block_size
     spare = 0
     for placed in prompt.placed:
         is_copied = prompt.sibling_mark is None or placed.entry is not None
         if is_copied and not has_copy(sources, placed, size):
-            # A block that a look-up pins, or that is leased, is there already. Each block counts by
-            # itself, because two copies of a prompt may have different blocks of it.
+            # Blocks that a look-up pins or a lease holds are there already. They are counted one by
+            # one, because each may be of another copy of the prompt.
             blocks = map(cache.pool.peek, placed.origin.digests.full)
             here = sum(block is not None and block.ref_count > 0 for block in blocks)
             spare += len(placed.origin.tokens) // size + 2 - here
@@ -140,7 +145,7 @@ def num_spare(cache: PrefixCache, prompt: ApproximatePrompt, sources: Sources) -
 
 
 def has_copy(sources: Sources, placed: Placed, size: int) -> bool:
-    """Whether these blocks of a prompt have the whole copy from `placed`."""
+    """Whether `sources` have the whole copy that `placed` says. `size` is a block's tokens."""
     wanted = {
         index: min(size, placed.end - index * size)
         for index in range(placed.begin // size, blocks_for(placed.end, size))

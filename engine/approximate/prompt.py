@@ -1,25 +1,25 @@
 """Approximate prompts: keys and values of exact prompts are copied into them.
 
-A *compressed* prompt begins with what each layer keeps of its first tokens. Slot j of a layer holds
-the layer's j-th kept token, so one block table serves all layers. Keys stay rotated as they were. A
-later token keeps its position in the whole prompt, and its slot lies `cut` before. The cache counts
-slots.
+A *compressed* prompt begins with the tokens that each layer keeps of a prefix. Slot j of a layer
+holds the layer's j-th kept token, so one block table serves all layers. Keys stay rotated as they
+were. A later token keeps its position in the whole prompt. Its slot lies `cut` before that
+position. The cache counts slots.
 
-A *document* that stands anywhere is by itself an exact prompt: the first token of the prompt that
-it stands in, which the model attends to most, and its own tokens. It has an entry like any other.
-Where it stands some of its tokens are computed, and the others' keys and values are copied, the
-keys turned from their old positions to the new ones.
+A *document* has an exact prompt: the first token of the prompt that it stands in, which the model
+attends to most, and the document's tokens. That exact prompt has an entry like any other. In the
+larger prompt some of the document's tokens are computed. The keys and values of the others are
+copied, and the keys are turned from their old positions to the new ones.
 
-Where something is copied, the prompt's tokens are bytes of a digest, of all that is copied and of
-the kind. So equal tokens mean equal content. From there on the kind is in the chain of digests, so
-no exact prompt finds such blocks. They are found, compared, shared, leased, evicted and stored like
-any others.
+In place of each copied token the prompt has a token made of a digest. The digest covers the kind
+and all that is copied, so equal tokens mean equal content. From the first copy on the kind is in
+the chain of digests, so no exact prompt finds such blocks. They are found, compared, shared,
+leased, evicted and stored like any others.
 
-A prompt that may read a *sibling's* entries is exact, or begins with what one of them has. Then the
-sibling's keys and values are copied into the prompt's own blocks, and the first layers are
-computed. The kind is in the chain from the first token on: it says which sibling, how many layers,
-and up to which token. Each look-up decides anew between exact and copied. The longest entry is
-read, and of equally long ones the more exact.
+A prompt that may read a *sibling's* entries is either exact, or it begins with the content of one
+of them. In the second case the sibling's keys and values are copied into the prompt's own blocks,
+and the first layers are computed. The kind is then in the chain from the first token on. It says
+which sibling, how many layers, and up to which token. Each look-up decides anew between the two.
+The longest entry is read, and the more exact one of two equally long ones.
 """
 
 from collections.abc import Iterator, Sequence
@@ -47,11 +47,11 @@ from engine.protocol import (
 from engine.sizing import blocks_for
 
 LEAST_TOKENS = 64
-"""A shorter document is computed sooner than it is copied."""
+"""The fewest tokens of a document. Computing a shorter one is faster than copying it."""
 LEAST_COPIED = 16
-"""How many tokens stand for a document's digest in a prompt. Each has seven bits of it."""
+"""The fewest copied tokens of a document. Each holds seven bits of the document's digest."""
 MAX_ENDS = 4
-"""How many ends of a sibling's part are tried at most: the longest ones of prompts in memory."""
+"""The most ends of a sibling's part that a look-up tries: the longest of prompts in memory."""
 _IS_SHARE = 1 << 31
 
 
@@ -59,31 +59,31 @@ _IS_SHARE = 1 << 31
 class Placed:
     """Tokens of a prompt whose keys and values are copied from an exact prompt."""
 
-    # The exact prompt that has just these tokens. It ends with one token more, which is computed
-    # and not copied. A document's exact prompt begins with the prompt's first token.
+    # The exact prompt of these tokens. Its last token is one more, which is never copied.
     origin: CacheQuery
-    # They stand at positions [start, end) of the prompt.
+    # The first position of these tokens in the prompt.
     start: int
-    # The first `copied - start` of them are computed where they stand.
+    # The first copied position. The tokens before it are computed in the prompt.
     copied: int
+    # The position behind these tokens.
     end: int
-    # Their positions minus those in the origin.
+    # A token's position in the prompt minus its position in the origin.
     shift: int = 0
-    # Which tokens are computed is chosen when all others are in memory. They need not be the first.
+    # Whether the `copied - start` computed tokens are chosen later. They need not be the first.
     is_chosen: bool = False
-    # A compressed prefix needs so many tokens of its origin.
+    # The tokens of the origin that a compressed prefix needs; 0 without compression.
     of: int = 0
-    # The sibling's entry that is read. None: the prompt's own blocks have it already.
+    # The sibling's entry that is read; None: the prompt's own blocks have its content already.
     entry: Entry | None = None
 
     @property
     def begin(self) -> int:
-        """Where the copy begins."""
+        """The first position that may be copied."""
         return self.start if self.is_chosen else self.copied
 
 
 class DocumentPlace(NamedTuple):
-    """A document, and the positions [start, end) of a prompt at which it stands."""
+    """A document, and its positions [start, end) in a prompt."""
 
     document: Document
     start: int
@@ -107,19 +107,18 @@ class SiblingMark:
 class ApproximatePrompt:
     """One prompt that is made of others."""
 
-    # The prompt in the chain of its kind. Where something is copied other tokens stand for it. A
-    # compressed prompt's tokens are counted in slots.
+    # The prompt in its kind's chain: digests replace copied tokens, a compressed one counts slots.
     query: CacheQuery
-    # What is copied into it, in the order of its positions, without overlap.
+    # The copies into it, in the order of their positions, without overlap.
     placed: Sequence[Placed] = ()
-    # The tokens that the client's prompt has. Empty where they are the query's.
+    # The tokens of the client's prompt; empty: they are the query's.
     real: Sequence[TokenId] = ()
     compression: Compression | None = None
     sibling_mark: SiblingMark | None = None
 
     @property
     def report(self) -> Approximation:
-        """What stands in front of the answer, as a client is told."""
+        """The approximation that a client is told of."""
         if self.sibling_mark is not None:
             sibling = self.sibling_mark.sibling
             reused = sum(placed.end for placed in self.placed)
@@ -138,14 +137,15 @@ class ApproximatePrompt:
 
 
 def _tokens_for(content: bytes, count: int) -> list[TokenId]:
-    """Tokens that stand for this content. Every vocabulary has them."""
+    """`count` token ids below 128 that stand for this content. Every vocabulary has such ids."""
     return [TokenId(byte & 127) for byte in shake_256(content).digest(count)]
 
 
 def compressed(
     query: CacheQuery, cache: PrefixCache, compression: Compression
 ) -> ApproximatePrompt:
-    """The prompt in slots. Its origin has the prompt's marks and names."""
+    """The compressed prompt, counted in slots. Its origin keeps the prompt's breakpoints and names
+    in positions."""
 
     def slot(end: int | None) -> int | None:
         return None if end is None or end < compression.of else end - compression.cut
@@ -166,7 +166,7 @@ def compressed(
         ],
         breakpoints=[structs.replace(point, keep=None) for point in query.breakpoints],
         names=[HeldName(name.digest, slot(name.tokens) or 0) for name in query.names],
-        min_cache_tokens=1,  # the minimum was asked of the prefix that is compressed
+        min_cache_tokens=1,  # the exact prefix was held to the minimum already
         cut=compression.cut,
     )
     return ApproximatePrompt(
@@ -180,7 +180,8 @@ def compressed(
 def with_documents(
     query: CacheQuery, cache: PrefixCache, documents: Sequence[DocumentPlace]
 ) -> ApproximatePrompt:
-    """The prompt with its documents, which are in order and do not overlap."""
+    """The prompt with its documents. They must be in the order of their positions and must not
+    overlap."""
     kind = bytes.fromhex(documents_kind(0).digest)
     tokens = list(query.tokens)
     all_placed: list[Placed] = []
@@ -223,7 +224,10 @@ def with_sibling_mark(
 
 
 def with_sibling(prompt: ApproximatePrompt, cache: PrefixCache) -> ApproximatePrompt:
-    """The prompt as it is to be computed now. Nothing is pinned or refreshed yet."""
+    """The prompt that reads the longest entry of now: exact, or with a sibling's content.
+
+    Nothing is pinned or refreshed.
+    """
     sibling_mark = prompt.sibling_mark
     assert sibling_mark is not None
     query = prompt.query
@@ -248,7 +252,7 @@ def with_sibling(prompt: ApproximatePrompt, cache: PrefixCache) -> ApproximatePr
     for end in _known_ends(query, sibling_mark, cache, may_read):
         ours = _behind(query, sibling_mark, cache, end, None)
         entry = longest(ours.query.digests, marks)
-        # One in front of the end has not all that the sibling wrote.
+        # An entry that ends before `end` lacks a part of the sibling's content.
         if entry is not None and entry.tokens >= end and entry.tokens > most:
             best = ours
             most = entry.tokens
@@ -266,7 +270,10 @@ def with_sibling(prompt: ApproximatePrompt, cache: PrefixCache) -> ApproximatePr
 def _known_ends(
     query: CacheQuery, sibling_mark: SiblingMark, cache: PrefixCache, marks: Sequence[Mark]
 ) -> Iterator[int]:
-    """The ends of a sibling's part that prompts in memory have which begin like this one."""
+    """Ends of a sibling's part, for which a prompt in memory begins with the same block.
+
+    They are tokens, the longest first, at most MAX_ENDS.
+    """
     num_found = 0
     first = query.tokens[: cache.pool.block_size]
     segments = {index for mark in marks for index in window(query.segments, mark.segment)}
@@ -285,9 +292,12 @@ def _known_ends(
 def _behind(
     query: CacheQuery, sibling_mark: SiblingMark, cache: PrefixCache, end: int, entry: Entry | None
 ) -> ApproximatePrompt:
-    """The prompt whose first `end` tokens are the sibling's, read from this entry if any."""
+    """The prompt whose first `end` tokens have the sibling's keys and values.
+
+    They are read from `entry`. If it is None, the prompt's own blocks must have them.
+    """
     sibling = sibling_mark.sibling
-    # A prompt's last token is never read: one stands behind those of the entry.
+    # A prompt's last token is never read, so one more stands behind the entry's tokens.
     tokens = [*query.tokens[:end], query.tokens[0]]
     digests = sibling_mark.theirs if entry is None else None
     origin = replace(

@@ -1,8 +1,8 @@
-"""A turn whose prompt is made of others: `engine.schedule` runs it like any other.
+"""A turn whose prompt is made of others. `engine.schedule` runs it like any other turn.
 
-At its admission a sequence has the blocks of its own prompt. The exact prompts that are copied into
-it are computed first where they are not in memory, one after the other, in its place. Then a
-`Compressor` copies between steps, and the sequence goes on like any other behind what is there.
+At its admission a sequence gets the blocks of its own prompt. The exact prompts that are copied
+into it and are not in memory are computed first, one after the other, in the sequence's place. Then
+a `Compressor` copies between steps, and the sequence goes on behind the copied part.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,6 +35,8 @@ _TIERS: Sequence[Tier | None] = (None, "device", "host", "disk")
 
 
 class SetAside(NamedTuple):
+    """A choice's own tokens and table, while its sequence computes an exact prompt."""
+
     tokens: list[TokenId]
     table: BlockTable
 
@@ -47,15 +49,16 @@ class ApproximateSequence(SequenceState):
     """
 
     request: "ApproximateRequest"
-    # The exact prompt that it computes.
+    # The exact prompt that is computed now; None: no exact prompt is.
     origin: CacheQuery | None = None
-    # The choice's own tokens and table meanwhile.
+    # The choice's own tokens and table; None: `tokens` and `table` are its own.
     set_aside: "SetAside | None" = None
+    # The exact prompts that this sequence still copies from.
     placings: list[Placing] = field(default_factory=list)
 
     @property
     def placing(self) -> Placing | None:
-        """The exact prompt that it computes or copies from."""
+        """The exact prompt whose tokens and table the sequence has now; None: it has its own."""
         if self.set_aside is None:
             return None
         return next((placing for placing in self.placings if placing.table is self.table), None)
@@ -94,13 +97,13 @@ class ApproximateSequence(SequenceState):
             return cache.resume(query, self.tokens, table, sources, spare)
         size = cache.pool.block_size
         if not all(has_copy(sources, placed, size) for placed in prompt.placed):
-            # What a sibling wrote is not copied again: it goes on as an exact prompt.
+            # The sibling's content is not copied a second time. The sequence goes on as exact.
             table.kind = prompt.sibling_mark.exact.kind
             return cache.resume(query, self.tokens, table)
         return cache.resume(query, self.tokens, table, sources)
 
     def _begin_placing(self, cache: PrefixCache, placing: Placing) -> list[BlockCopy]:
-        """Begin with an exact prompt that is copied."""
+        """Begin to compute an exact prompt in the sequence's place."""
         copies = placing.begin(cache)
         assert placing.table is not None
         if self.set_aside is None:
@@ -125,7 +128,7 @@ class ApproximateSequence(SequenceState):
         return []
 
     def _go_back(self) -> None:
-        """Go on with the choice's own."""
+        """Go back to the choice's own tokens and table."""
         if self.set_aside is not None:
             self.tokens = self.set_aside.tokens
             self.table = self.set_aside.table
@@ -133,7 +136,7 @@ class ApproximateSequence(SequenceState):
         self.origin = None
 
     def let_placings_go(self) -> None:
-        """Release what is copied from."""
+        """Release the exact prompts' blocks."""
         for placing in self.placings:
             if placing.table is not None:
                 placing.table.release()
@@ -147,9 +150,9 @@ class ApproximateSequence(SequenceState):
         self.parts = None
 
     def new_parts(self) -> Iterator[int]:
-        """Copy everything once the last of the exact prompts is computed.
+        """Copy from all exact prompts, once the last of them is computed.
 
-        Before that it is chosen which of their tokens are computed after all.
+        First the tokens are chosen that are computed instead of copied.
         """
         request = self.request
         prompt = request.prompt
@@ -189,8 +192,9 @@ class ApproximateSequence(SequenceState):
             return Work(
                 token_ids=self.tokens[start:end], start=start, block_table=self.table.block_ids
             )
-        work = replace(super().work(chunk), adapter=None)  # its kind is no adapter's
-        if prompt.placed and not self.request.query.cut:  # of a document its own ones are computed
+        work = replace(super().work(chunk), adapter=None)  # no adapter acts on this kind
+        # The computed tokens of a document are the client's, and not those of its digest.
+        if prompt.placed and not self.request.query.cut:
             real = prompt.real
             behind = self.tokens[max(start, len(real)) : end]
             work = replace(work, token_ids=[*real[start:end], *behind, *chunk.draft])
@@ -199,7 +203,7 @@ class ApproximateSequence(SequenceState):
     def position_of(self, slot: int) -> int:
         placing = self.placing
         if placing is not None:
-            # The first token is the prompt's, which counts once.
+            # The exact prompt's first token is the prompt's own. Its position counts once.
             return slot + placing.placed.shift
         return super().position_of(slot)
 
@@ -211,7 +215,7 @@ class ApproximateSequence(SequenceState):
 
     @property
     def tables(self) -> Sequence[BlockTable]:
-        """Its own comes first: others are copied behind it."""
+        """The choice's own table, then the table of the exact prompt that is computed, if any."""
         return [self.table] if self.set_aside is None else [self.set_aside.table, self.table]
 
     @property
@@ -244,7 +248,7 @@ class ApproximateRequest(RequestState):
 
     prompt: ApproximatePrompt
     compressor: Compressor | None
-    # The look-ups of what is placed in the prompt. Their blocks are pinned like its own.
+    # The look-ups of the exact prompts in `prompt.placed`. Their blocks are pinned.
     documents: list[Lookup] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -258,8 +262,10 @@ class ApproximateRequest(RequestState):
         self.emit = tell
 
     def look_up(self, cache: PrefixCache) -> None:
-        """Find and pin what it may read. One that may read a sibling's entries is exact if there
-        is none."""
+        """Find and pin the entries that the prompt may read.
+
+        A prompt that may read a sibling's entries becomes exact if there is none.
+        """
         if self.prompt.sibling_mark is not None:
             before = self.query.digests.kind
             self.prompt = with_sibling(self.prompt, cache)
@@ -316,7 +322,7 @@ class ApproximateRequest(RequestState):
         sequence.let_placings_go()
         receipt = written.receipt
         if prompt.compression is not None:
-            # Names in front of what is kept have no slot, and yet their tokens.
+            # Names inside the compressed prefix have no slots. Their tokens are the origin's.
             names = prompt.placed[0].origin.names
             receipt = structs.replace(receipt, name_tokens=[name.tokens for name in names])
         else:
@@ -341,7 +347,7 @@ class ApproximateRequest(RequestState):
 
 
 def _pinned_of_sibling(entry: Entry | None, end: int, cache: PrefixCache) -> Lookup:
-    """A look-up that pins the first `end` tokens of a sibling's entry, if there is one."""
+    """A look-up that pins the first `end` tokens of a sibling's entry; empty without an entry."""
     lookup = Lookup([], entry, 0, None)
     if entry is not None:
         lookup.read = end

@@ -1,7 +1,7 @@
 """The engine's uvicorn: bounds on what a connection may bring, and the end of the server.
 
-uvicorn has no bound on heads, on requests that wait behind another one, or on connections. It waits
-for a request for ever. Who does not show the secret keeps no gateway out: its connections
+uvicorn bounds neither heads, nor the requests that wait behind another one, nor connections. It
+waits for a request for ever. A caller without the secret can't keep a gateway out: its connections
 make way, and its requests get a part of the loop's time (`engine/places.py`).
 """
 
@@ -50,30 +50,33 @@ from engine.serve.server import note_call
 from engine.settings import Settings
 
 HEAD_SECONDS = 30.0
-"""The time for a whole head. It begins with the connection, or on a used connection with the first
-byte."""
+"""The most time for a whole head. It begins with the connection. On a used connection it begins
+with the head's first byte."""
 BODY_SECONDS = 60.0
-"""The time between two bytes of a body. Both times are checked every HEAD_SECONDS."""
+"""The most time between two bytes of a body. Both bounds are checked every HEAD_SECONDS."""
 _KEEP_ALIVE_SECONDS = 75
-"""Longer than a gateway keeps idle connections (30 s): the gateway must be the one that closes."""
+"""Longer than a gateway keeps idle connections (30 s), so that the gateway closes first."""
 NO_PLACE_TOLD = "too many connections"
 RETRY_SECONDS = 1
-"""The `retry-after` of a connection that lost its place, or got none."""
+"""The `retry-after` for a connection that lost its place, or got none."""
 
 
 FAILED_SECONDS = 3.0
-"""How long a failed engine says why. Gateways look each second."""
+"""How long a failed engine still says why it failed. Gateways look each second."""
 
 
 def engine_places(parts: Split) -> Places:
-    """The places of all connections to one engine. A connection that showed the secret counts for
-    its address, which is a gateway's. `parts` are parts of the process's descriptors."""
+    """The places of all connections to one engine.
+
+    A connection that showed the secret counts for its address, which is a gateway's. `parts` says
+    how the process's descriptors are split.
+    """
     connections = Connections(parts.places, parts.places, part_of_holder=1.0)
     return Places(connections, RefusedConnections(parts.sockets))
 
 
 class BoundedProtocol(SteadyProtocol):
-    """uvicorn's `http` setting is a partial of it: the places are the first argument."""
+    """A connection with bounds. uvicorn's setting `http` is a partial of it with the places."""
 
     def __init__(self, places: Places, **options: Any) -> None:
         super().__init__(**options)
@@ -81,8 +84,9 @@ class BoundedProtocol(SteadyProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # Since when a head is awaited, and when the last byte of an unfinished body came.
+        # Since when a head is awaited. None: no head is.
         self._head_since: float | None = self.loop.time()
+        # When the last byte of an unfinished body came. None: no body is unfinished.
         self._body_at: float | None = None
         self._look = self.loop.call_later(HEAD_SECONDS, self._end_if_late)
         self._refusal = ""
@@ -91,8 +95,11 @@ class BoundedProtocol(SteadyProtocol):
             self._refuse_place()
 
     def evict(self) -> None:
-        """Another connection needs this one's place. A request without an answer is answered with
-        503. So is a new connection, whose first request may be on its way."""
+        """Give this connection's place to another one.
+
+        A request that has no answer yet is answered with 503. So is a new connection, because its
+        first request may be on its way.
+        """
         cycle = self.cycle
         is_answered = cycle is not None and cycle.response_complete
         is_answering = cycle is not None and cycle.response_started and not is_answered
@@ -191,8 +198,11 @@ class BoundedProtocol(SteadyProtocol):
 
 
 def front(app: Application, secret: Secret, connections: Connections) -> Application:
-    """The application behind the door. A connection is proved while its last request showed the
-    secret. Requests without the secret wait for their turn."""
+    """The application behind the check of the secret.
+
+    A connection is proved if its last request showed the secret. Requests without the secret wait
+    for their turn.
+    """
     strangers = Strangers()
 
     async def served(scope: Any, receive: Any, send: Any) -> None:
@@ -226,15 +236,14 @@ async def _answer_stopping(scope: Any, send: Any) -> None:
 
 
 class Server(SteadyServer):
-    """`host` is the one that `app` was made with.
+    """The engine's HTTP server. `host` must be the one that `app` was made with.
 
     On SIGTERM or SIGINT nothing new is accepted. Event streams end at once, since they would never
-    end by themselves. Running generations have `grace_seconds`; then they are cut off. A
-    call that has no answer by then gets `not_ready`.
+    end by themselves. Running generations have `grace_seconds`, then they are cut off. A call that
+    has no answer by then gets `not_ready`.
 
-    Behind an error of the engine nothing that runs goes on, and it is cut off at once. For
-    FAILED_SECONDS `/readyz` still says why, so that gateways can tell more than that nothing
-    answers.
+    After an error of the engine all running calls are cut off at once. `/readyz` says why for
+    FAILED_SECONDS more, so that gateways learn the reason.
     """
 
     def __init__(self, app: Litestar, host: ServedEngine, settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""One backend's life in a process: loading in the background, readiness, the end."""
+"""One backend's life in a process: its load in the background, its readiness and its end."""
 
 import asyncio
 import gc
@@ -21,10 +21,9 @@ _NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory was missing, the machine's or a device's, by the error or by what caused it.
+    """Whether the error or one of its causes says that a machine or a device has no memory left.
 
-    torch raises a RuntimeError where the machine has none left, and its own OutOfMemoryError for a
-    device.
+    torch raises a RuntimeError for the machine, and its own OutOfMemoryError for a device.
     """
     current: BaseException | None = error
     for _ in range(MAX_CAUSES):
@@ -48,17 +47,17 @@ class Readiness:
     # The fraction of the load that is done, 0 to 1.
     progress: float = 0.0
     ready: bool = False
-    # The loops that end again and again. The engine is not ready meanwhile.
+    # The names of loops that fail again and again. The engine is not ready meanwhile.
     failing: list[str] = field(default_factory=list)
-    # Why the engine failed, without what requests said. Empty while it did not.
+    # Why the engine failed, without any content of requests; empty: it has not failed.
     error: str = ""
 
 
 class ServedEngine:
-    """`on_failure` is called when the load or the engine thread fails.
+    """One backend and its readiness. `on_failure` is called when the load or the engine fails.
 
-    A process of our own (`owns_process`) must end then. In somebody else's, their event loop and
-    their garbage collector stay as they are.
+    If the process is our own (`owns_process`), it must end then. If it is somebody else's, their
+    event loop and their garbage collector stay as they are.
     """
 
     def __init__(
@@ -69,8 +68,8 @@ class ServedEngine:
         owns_process: bool = True,
         load_seconds: float | None = None,
     ) -> None:
-        """Where a stage of the load takes longer than `load_seconds` without a step, this process
-        ends with SIGKILL."""
+        """If a stage of the load makes no step for `load_seconds`, this process ends with SIGKILL.
+        None sets no bound."""
         self._load_seconds = load_seconds
         self.supervisor = supervisor or Supervisor()
         self._owns_process = owns_process
@@ -80,6 +79,7 @@ class ServedEngine:
 
     @asynccontextmanager
     async def running(self, backend: EngineBackend) -> AsyncIterator[None]:
+        """Load the backend in the background, and stop it when the context ends."""
         self._backend = backend
         if self._owns_process:
             asyncio.get_running_loop().set_exception_handler(self._note_unhandled)
@@ -100,29 +100,33 @@ class ServedEngine:
         self._readiness.ready = True
 
     def end_events(self) -> None:
-        """The process is about to end. Streams of events end now; running requests go on."""
+        """End the streams of events, because the process is about to end. Requests go on."""
         if self._backend is not None:
             self._backend.end_events()
 
     @property
     def readiness(self) -> Readiness:
-        """Of this moment."""
+        """A copy of the readiness as it is now."""
         failing = [failure.loop for failure in self.supervisor.failing]
         is_ready = self._readiness.ready and not failing
         return replace(self._readiness, ready=is_ready, failing=failing)
 
     def crash(self, error: BaseException) -> None:
-        """The engine's thread, or what it computes with, ended. Called from any thread.
+        """Note that the engine's thread ended, or a process that it computes with.
 
-        The first call is logged, in one line, and calls `on_failure`. Others have no effect.
+        It may be called from any thread. The first call writes one line of the log and calls
+        `on_failure`. Later calls have no effect.
         """
         name = type(error).__name__
         message = f"out of memory ({name})" if is_out_of_memory(error) else name
         self._fail(error=message, trace=trace_of(error))
 
     def _note_unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Note an error that no caller took. Where memory is missing, what was on its way is lost,
-        such as a worker's answer, and a process that seemed ready would answer nothing."""
+        """Note an error that no caller handled.
+
+        Without memory the data on its way is lost, such as a worker's answer. The process would
+        seem ready and answer nothing, so it fails instead.
+        """
         self.supervisor.note_unhandled(loop, context)
         error = context.get("exception")
         if error is not None and is_out_of_memory(error):
@@ -138,11 +142,11 @@ class ServedEngine:
 
     @property
     def is_ending(self) -> bool:
-        """Whether this process ends by an error. Nothing that it is asked now will be answered."""
+        """Whether this process is ending because of an error. It answers no further call."""
         return self._owns_process and self._readiness.stage == "failed"
 
     def end_readiness(self) -> None:
-        """Nothing new should come: the server is about to stop."""
+        """Tell gateways to send nothing new, because the server is about to stop."""
         self._readiness.ready = False
 
     async def _load(self, backend: EngineBackend) -> None:
@@ -160,14 +164,14 @@ class ServedEngine:
         except StartRefused as refusal:
             self._fail(error=str(refusal))
         except Exception as error:  # noqa: BLE001 - the process edge: say why and end
-            # No request was taken yet, so the messages may be told.
+            # No request was taken yet, so the messages quote none.
             trace = "".join(traceback.format_exception(error))
             message = f"out of memory: {error!r}" if is_out_of_memory(error) else repr(error)
             self._fail(error=message, trace=trace)
         else:
             if self._owns_process:
-                # The loaded objects stay. Without this each full collection would walk over all of
-                # them while requests wait.
+                # The loaded objects stay. If they were not frozen, each full collection would walk
+                # over all of them while requests wait.
                 gc.collect()
                 gc.freeze()
             self.note_loaded()

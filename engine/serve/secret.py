@@ -1,4 +1,7 @@
-"""Whether a call shows the engine's secret: asked at the door, and of each call of the protocol."""
+"""Whether a request shows the engine's secret.
+
+It is checked when a request arrives, and again for each call of the protocol.
+"""
 
 import hmac
 from collections.abc import Iterable
@@ -9,6 +12,9 @@ class Secret:
         self._wanted = f"Bearer {secret}".encode()
 
     def is_shown(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Of an ASGI scope: names are in lower case. A second `authorization` is a wrong one."""
+        """Whether these headers of an ASGI scope show the secret. Their names are in lower case.
+
+        With two `authorization` headers the answer is no.
+        """
         values = [value for name, value in headers if name == b"authorization"]
         return hmac.compare_digest(b", ".join(values), self._wanted)

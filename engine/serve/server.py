@@ -1,4 +1,4 @@
-"""The engine's HTTP server: `PROTOCOL.md` over one backend."""
+"""The engine's HTTP application: the calls of `PROTOCOL.md` over one backend."""
 
 import asyncio
 import logging
@@ -63,14 +63,14 @@ NDJSON = "application/x-ndjson"
 MAX_BODY_BYTES = 64 * 1024 * 1024
 NAMES_A_PIECE = 4096
 REFUSAL_LEVELS = {"overloaded": logging.DEBUG, "not_ready": logging.DEBUG}
-"""Levels of the lines of refusals that come in floods; the other refusals' is `info`."""
+"""The log levels of refusals that may come in floods. All others are logged as `info`."""
 
 
 Served = NamedDependency[EngineBackend]
 
 
-# The scope in the header is for fairness before anybody reads the body. Requests without it take
-# turns as one scope.
+# The scope in the header shares the workers fairly before a body is read. All requests without the
+# header count as one scope.
 
 
 @post("/generate", status_code=200)
@@ -194,14 +194,14 @@ async def render_metrics(
 ) -> Response[bytes]:
     is_ready = host.readiness.stage == "ready"
     stats = await backend.stats() if is_ready else None
-    # As gateways call it: a path's last part.
+    # Gateways call a model by the last part of its path.
     model = backend.describe().model.rstrip("/").rpartition("/")[2] if is_ready else ""
     text = metrics.render(stats, host.supervisor.ends, model, as_vllm=state.as_vllm)
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 async def _frame_lines(generation: Generation) -> AsyncIterator[bytes]:
-    """Frames as NDJSON; a blank line while there is nothing to say."""
+    """The frames as NDJSON. A None of the generation, which only shows life, is a blank line."""
     encoder = msgspec.json.Encoder()
     try:
         async for frame in generation:
@@ -224,7 +224,7 @@ async def _event_lines(frames: AsyncIterator[EventFrame]) -> AsyncIterator[bytes
 
 
 def snapshot_pieces(snapshot: Snapshot) -> Iterator[bytes]:
-    """A snapshot as JSON in pieces of about NAMES_A_PIECE names, a millisecond each."""
+    """A snapshot as JSON, in pieces of about NAMES_A_PIECE names. Each takes a millisecond."""
     head = msgspec.json.encode(msgspec.structs.replace(snapshot, chains=[]))
     assert head.endswith(b"[]}"), "the chains are the last field"
     yield head[:-2]
@@ -242,7 +242,7 @@ def snapshot_pieces(snapshot: Snapshot) -> Iterator[bytes]:
 
 
 async def _one_by_one(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """The loop has a round between two pieces: sending one may need none."""
+    """The pieces, with a round of the event loop after each. Sending alone may give it none."""
     for piece in pieces:
         yield piece
         await asyncio.sleep(0)
@@ -280,8 +280,8 @@ def _render_error(_request: Request[Any, Any, Any], error: Exception) -> Respons
             if error.status_code == 404:
                 message = "no call of the engine protocol: clients ask a gateway, not an engine"
         case InternalServerException(detail="client disconnected prematurely"):
-            # The body was incomplete, so nothing was begun. The caller is gone and does not read
-            # this.
+            # The body was incomplete, so nothing was begun. Nobody reads this answer, because the
+            # caller is gone.
             code = "invalid_request"
             message = "the body ended early"
             status = 499
@@ -300,8 +300,10 @@ def create_app(
     *,
     as_vllm: bool = False,
 ) -> Litestar:
-    """The application over one backend, which is made and loaded when the server starts. `as_vllm`:
-    its metrics have vLLM's names too."""
+    """The application over one backend, which is made and loaded when the server starts.
+
+    With `as_vllm` the metrics are there under vLLM's names as well.
+    """
 
     wanted = Secret(secret)
 
@@ -334,15 +336,15 @@ def create_app(
         middleware=[with_request_id],
         request_max_body_size=MAX_BODY_BYTES,
         openapi_config=None,
-        # The process may be another's, and so may its root logger.
+        # The process and its root logger may belong to another program.
         logging_config=None,
     )
 
 
 def with_request_id(app: Application) -> Application:
-    """Middleware: whatever is logged while a call is served has the caller's id as `request_id`.
+    """Middleware: each line that is logged while a call is served has the caller's `request_id`.
 
-    An id of other characters, or a longer one, is not taken.
+    An id that does not match _REQUEST_ID is ignored.
     """
 
     async def call(scope: Any, receive: Any, send: Any) -> None:
@@ -358,9 +360,9 @@ def with_request_id(app: Application) -> Application:
 
 
 def note_call(scope: Any, facts: dict[str, Any]) -> None:
-    """Log an answered call of the protocol. Probes and metrics have no line.
+    """Log an answered call of the protocol. Probes and metrics are not logged.
 
-    A call without an id is the gateway's own: polls and acknowledgements.
+    Calls without an id are not logged either: they are a gateway's polls and acknowledgements.
     """
     if scope["path"].startswith("/v1/") and "request_id" in get_contextvars():
         log.debug("call", **facts)
