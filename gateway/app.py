@@ -1,4 +1,4 @@
-"""The composition root: the only place where the parts meet."""
+"""The composition root: the only place where all parts meet."""
 
 import asyncio
 import time
@@ -85,6 +85,8 @@ _SETTLE_SECONDS = 3.0
 def create_app(
     settings: Settings, *, clock: Clock | None = None, image_hosts: ImageHosts | None = None
 ) -> Litestar:
+    """The gateway's application. `clock` and `image_hosts` replace the real ones in tests. The
+    start fails with a GatewayError, which the state keeps as `start_failure`."""
     clock = clock or Clock()
     image_hosts = image_hosts or ImageHosts(settings.tuning.image_hosts)
     catalogue = load_catalogue(settings.models, claude_alias=settings.claude_alias)
@@ -136,7 +138,7 @@ def _services(state: State) -> Services:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Base:
-    """What the other parts are started with."""
+    """What all other parts need for their start."""
 
     stack: AsyncExitStack
     settings: Settings
@@ -177,7 +179,7 @@ def _base(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stores:
-    """The database, and what is known of it in memory."""
+    """The database, and what is kept of it in memory."""
 
     ledgers: Ledgers
     keys: Keys
@@ -201,7 +203,7 @@ class _Books:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StoredTexts:
-    """The stores of clients' texts, for those who ask for them later."""
+    """The stores of clients' texts that are read again later."""
 
     content_writer: ContentWriter
     responses: StoredResponses
@@ -210,7 +212,7 @@ class _StoredTexts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Running:
-    """What was started last, on top of all others."""
+    """The parts that handlers use, besides the stores."""
 
     turns: TurnService
     fleet: Fleet
@@ -224,7 +226,7 @@ class _Running:
 
 
 async def _start(base: _Base, image_hosts: ImageHosts, begin_trace: BeginTrace) -> Services:
-    """Start what lives as long as the gateway; it is stopped in the reverse order."""
+    """Start all parts that live as long as the gateway. They are stopped in the reverse order."""
     journal = _start_journal(base)
     stores = await _open_stores(base, journal)
     fleet = await _open_fleet(base, stores)
@@ -285,7 +287,7 @@ def _start_journal(base: _Base) -> Journal:
 async def _open_stores(base: _Base, journal: Journal) -> _Stores:
     ledgers = open_ledgers(base.stack, base.settings.ledger_url)
     schema = SchemaWatch(ledgers.access)
-    with suppress(LedgerUnavailable):  # it is asked again
+    with suppress(LedgerUnavailable):  # the loop below asks again
         await schema.look()
     base.run_beside("schema", schema.run)
     keys = Keys(ledgers.access)
@@ -294,7 +296,7 @@ async def _open_stores(base: _Base, journal: Journal) -> _Stores:
     if ledgers.access.is_postgres:
         table = SharedLimitsTable(ledgers.access)
         shared = SharedLimits(limits, table, journal.instance, base.clock)
-        # It ends behind what closes the last turns, whose costs it tells.
+        # It stops after the loops that close the last turns, since it reports their costs.
         base.run_beside("shared_limits", shared.run)
     return _Stores(
         ledgers=ledgers,
@@ -341,7 +343,8 @@ async def _open_books(base: _Base, stores: _Stores, journal: Journal, fleet: Fle
     )
     await reconciler.recover()
     base.run_beside("drain", drain.run)
-    # The reconciler's loop has ended before this runs, and what this closes is drained after it.
+    # `finish` runs after the reconciler's loop has ended and before the drain ends, so the turns
+    # that it closes are drained.
     base.stack.push_async_callback(reconciler.finish, _SETTLE_SECONDS)
     base.run_beside("reconcile", reconciler.run)
     audit = Audit(journal, partial(stored_turns, stores.ledgers.reads), base.clock)
@@ -359,7 +362,7 @@ async def _open_books(base: _Base, stores: _Stores, journal: Journal, fleet: Fle
 def _lost_turns(
     base: _Base, stores: _Stores, journal: Journal, fleet: Fleet, billing: Billing
 ) -> LostTurns:
-    """What makes records of turns that only engines know."""
+    """The part that makes records of turns that only engines know."""
     clock = base.clock
 
     def price_of(model: str) -> str | None:
@@ -377,8 +380,8 @@ def _lost_turns(
 
 
 async def _watch_access(base: _Base, stores: _Stores) -> None:
-    """Follow keys, what workspaces spend, and prices. Look at the database once before the first
-    request."""
+    """Follow the keys, the spending of workspaces, and the prices. Look at the database once before
+    the first request."""
     keyring = stores.keyring
     clock = base.clock
     base.run_beside("keys", keyring.run)
@@ -518,7 +521,7 @@ def _watch_conditions(
 def _services_of(
     base: _Base, stores: _Stores, texts: _StoredTexts, running: _Running, image_hosts: ImageHosts
 ) -> Services:
-    """What handlers may use."""
+    """The parts that handlers may use."""
     settings = base.settings
     tuning = settings.tuning
     ledgers = stores.ledgers

@@ -1,6 +1,6 @@
 """Workspaces and API keys in the admin API: /admin/v1/workspaces, /admin/v1/keys.
 
-A key is only in the answer that makes it.
+Only the answer that makes a key contains it.
 """
 
 import re
@@ -111,7 +111,7 @@ class WorkspacesController(AdminController):
         self, request: AdminRequest, workspace_id: FromPath[str], services: Deps
     ) -> structs.WorkspaceReport:
         if not request.user.sees(workspace_id):
-            # The answer for an unknown workspace: it tells nothing of those of others.
+            # The same answer as for an unknown workspace, so it tells nothing of other workspaces.
             raise NotFound(f"workspace: no workspace `{workspace_id[:64]}`")
         return await _report(services, await services.workspaces.get(workspace_id))
 
@@ -130,7 +130,8 @@ class WorkspacesController(AdminController):
         values = given_values(payload)
         changed = await services.workspaces.change(workspace_id, values)
         if "keep_days" in values:
-            with suppress(GatewayError):  # the writer's own round deletes within a minute
+            # Where this fails, the writer's own round deletes within a minute.
+            with suppress(GatewayError):
                 await services.turns.content_writer.forget()
         return await _changed(services, changed)
 

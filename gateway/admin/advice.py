@@ -38,9 +38,9 @@ from gateway.structs import advice as structs
 MAX_TURNS = 60_000
 MAX_STREAMS = 50
 MAX_NEAR = 20
-"""Groups of near-duplicate prefixes, of all workspaces together."""
+"""The most groups of near-duplicate prefixes, in all workspaces together."""
 
-# Advices wait for each other: one thread computes for all.
+# The place of all advice in the line for threads: one thread computes at a time.
 _LINE = "advice"
 _APART_MS = 1000
 _HEAD = ("tools", "system")
@@ -118,7 +118,8 @@ async def of_range(
         groups = await in_thread(services, viewer, _LINE, duplicates.find_groups, turns, least)
         for group in groups[: MAX_NEAR - len(near)]:
             prompts: dict[str, Any] = {}
-            if viewer.workspace is not None or viewer.may_change:  # who may read what was written
+            # Such viewers may read stored prompts.
+            if viewer.workspace is not None or viewer.may_change:
                 prompts = await _kept_prompts(services, workspace, group.compared)
             near.append(
                 await in_thread(
@@ -131,7 +132,7 @@ async def of_range(
 async def _kept_prompts(
     services: Services, workspace: str, turn_ids: Iterable[str]
 ) -> dict[str, Any]:
-    """The prompts of these turns that are kept, by turn id."""
+    """The stored prompts of these turns, by turn id. Turns without one are left out."""
     prompts = dict[str, Any]()
     for turn_id in turn_ids:
         with suppress(NotFound):
@@ -143,7 +144,10 @@ async def _kept_prompts(
 def of_requests(
     payload: AdviseRequest, prices: PriceSheets, on: date, min_tokens: Callable[[str], int]
 ) -> structs.AdviceReport:
-    """`min_tokens` is asked with a model's name. Raise InvalidRequest by the request's number."""
+    """Advice on pasted requests. `min_tokens` gives the shortest prefix that is held for a model.
+
+    Raise InvalidRequest, which names the wrong request by its number.
+    """
     turns = []
     observed = []
     plans = []
@@ -185,12 +189,14 @@ def of_requests(
 async def in_thread(
     services: Services, viewer: Viewer, line: str, work: Any, *arguments: Any
 ) -> Any:
-    """Off the event loop. One piece of a line's work runs at a time; keys take turns."""
+    """Run `work` in a thread. Only one piece of a line's work runs at a time, and keys take
+    turns."""
     return await services.workers.run(viewer.key_id, INLINE_BYTES + 1, work, *arguments, line=line)
 
 
 def min_tokens_of(services: Services, model: str) -> int:
-    """The shortest prefix that is held for a model: its own, else its engines'."""
+    """The tokens of the shortest prefix that is held for a model: the model's own number, or else
+    its engines'."""
     try:
         model_there = services.catalogue.find(model, services.fleet.served)
     except NotFound:
@@ -206,7 +212,7 @@ def min_tokens_of(services: Services, model: str) -> int:
 
 
 class Gathering:
-    """Turns of the ledger, by stream. Rows come the newest first."""
+    """Gathers turns of the ledger by stream. Rows must come the newest first."""
 
     def __init__(self, prices: PriceSheets, times: TokenTimes) -> None:
         self._prices = prices
@@ -226,7 +232,8 @@ class Gathering:
                 self._streams[turn.workspace, turn.key, turn.model].append(turn)
 
     def _token_seconds_of(self, row: Any) -> float | None:
-        """The time of a prompt's token on the engine of a turn; each is fitted once."""
+        """Seconds of a prompt's token on the engine of a turn. Each engine's time is fitted
+        once."""
         key = row.engine, row.model
         if key not in self._token_seconds:
             time = self._times.of(*key)
@@ -241,7 +248,7 @@ class Gathering:
         return [(key, turns[::-1]) for key, turns in by_tokens[:MAX_STREAMS]]
 
     def together(self) -> list[tuple[tuple[str, str], list[Observation]]]:
-        """The turns of each workspace and model, in order of time; of the largest streams."""
+        """The turns of the largest streams by workspace and model, each in order of time."""
         streams: dict[tuple[str, str], list[Observation]] = defaultdict(list)
         for (workspace, _, model), turns in self.largest():
             streams[workspace, model] += turns
@@ -282,7 +289,7 @@ class Gathering:
 def observation_of(
     row: Any, prices: PriceSheets, token_seconds: float | None = None
 ) -> Observation | None:
-    """None where a turn's fingerprint is of an earlier version."""
+    """A turn's observation; None where its fingerprint is of an earlier version."""
     price = prices.with_id(row.price) if row.price else None
     usage = InputUsage(**{name: getattr(row, name) for name in InputUsage.__struct_fields__})
     turn = Row(
@@ -302,12 +309,12 @@ def observation_of(
 
 WEEK_MS = 7 * 86_400_000
 MAX_SUMMARY_TURNS = 20_000
-"""As many as the dashboard's page Advice looks at."""
+"""The most turns of a summary, as on the dashboard's page Advice."""
 MAX_PREFIXES = 100
-"""As many as the dashboard's page Savings shows."""
+"""The most prefixes of a summary, as on the dashboard's page Savings."""
 DEADLINE_SECONDS = 60.0
 SUMMARY_SECONDS = 600.0
-"""How long a summary is kept: it is of a week."""
+"""How long a summary is reused. It is about a week, so it hardly changes meanwhile."""
 _MAX_SUMMARIES = 64
 _NUM_TURNS_NAMED = 5
 
@@ -328,7 +335,7 @@ class AdviceSummaryController(controller.AdminController):
 
         async def read_or_make() -> structs.AdviceSummary:
             summaries = services.summaries
-            # One caller makes a workspace's. Nobody waits for another workspace's.
+            # One caller makes the summary of a workspace. Nobody waits for another workspace's.
             async with services.summarizing.setdefault(confined, asyncio.Lock()):
                 now = services.clock.monotonic()
                 if confined not in summaries or now - summaries[confined][0] >= SUMMARY_SECONDS:
@@ -349,7 +356,7 @@ class AdviceSummaryController(controller.AdminController):
 async def summarized(
     services: Services, workspace: str | None, viewer: Viewer
 ) -> structs.AdviceSummary:
-    """Of one workspace, or of all for None."""
+    """The summary of one workspace; None: of all workspaces."""
     until = controller.now_ms(services.clock)
     of = Range(since_ms=max(until - WEEK_MS, 0), until_ms=until, workspace=workspace)
     ledger = services.queries.ledger

@@ -1,8 +1,8 @@
-"""What every controller of the admin API has in common: its decorators, bodies, ranges and filters.
+"""What the controllers of the admin API share: decorators, bodies, ranges and filters.
 
-Bodies are JSON objects. An error names the bad fields together. A large body is read in a thread,
-as those of the model APIs are. Handlers take a range of time by naming a dependency: `of` is the
-range with all filters, `span` the two moments alone.
+Bodies are JSON objects. One error names all bad fields. A large body is read in a thread, as those
+of the model APIs are. A handler takes a range of time by naming a dependency: `of` is the range
+with all filters, and `span` has only the two moments.
 """
 
 from dataclasses import dataclass
@@ -36,8 +36,8 @@ class AdminController(Controller):
 
 
 def view(path: str, operation_id: str, summary: str, opt: Any = OWN_WORKSPACE) -> get:
-    """The decorator of a handler that reads, also for keys that see their own workspace alone; with
-    `opt` None for admin keys only."""
+    """The decorator of a handler that reads. Keys that see only their own workspace may call it
+    too. With `opt` None only admin keys may."""
     return get(path, operation_id=operation_id, summary=summary, opt=opt)
 
 
@@ -53,7 +53,7 @@ def action(
     body: type[msgspec.Struct] | None = None,
     **opt: Any,
 ) -> post:
-    """The decorator of a handler that changes something and answers 200. With a `body` the handler
+    """The decorator of a handler that changes something and answers 200. A handler with a `body`
     takes it as its parameter `payload`."""
     return post(
         path,
@@ -71,8 +71,8 @@ BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
 
 class JsonBody(Provide):
-    """A dependency: the request's body as a `kind`. Raise UnsupportedMedia for another media type,
-    InvalidRequest for a wrong body."""
+    """A dependency: the request's body, decoded as a `kind`. It raises UnsupportedMedia for another
+    media type, and InvalidRequest for a wrong body."""
 
     def __init__(self, kind: type[msgspec.Struct]) -> None:
         async def read(request: Request[Any, Any, Any], body: RawBody) -> Any:
@@ -86,7 +86,8 @@ class JsonBody(Provide):
 
 
 def decode_body(body: bytes, kind: type[BodyT], bounds: RequestBounds = DEFAULT_BOUNDS) -> BodyT:
-    """Raise InvalidRequest with one `field: reason` for each field that is wrong, or TooLarge."""
+    """Decode a body. Raise InvalidRequest with one `field: reason` for each wrong field, and
+    TooLarge for a body beyond the bounds."""
     check_values(body, bounds.max_json_values, bounds.max_object_keys)
     try:
         document = msgspec.json.decode(body)
@@ -105,7 +106,8 @@ def decode_body(body: bytes, kind: type[BodyT], bounds: RequestBounds = DEFAULT_
         try:
             values[field.name] = msgspec.convert(document[name], field.type)
         except msgspec.ValidationError as error:
-            # It ends with the path to a value inside the field. A regular expression has words.
+            # The message ends with the path to a value inside the field. A regular expression in it
+            # is replaced by words.
             said = str(error)
             words = (words for pattern, words in IN_WORDS.items() if repr(pattern) in said)
             problems.append(f"{name}: {next(words, said)[:_MAX_REASON]}")
@@ -118,7 +120,7 @@ def decode_body(body: bytes, kind: type[BodyT], bounds: RequestBounds = DEFAULT_
 
 
 def given_values(body: msgspec.Struct) -> dict[str, Any]:
-    """The fields that a body has, without those that it leaves out."""
+    """The fields that a body has, by name. Fields that it leaves out are not there."""
     values = {name: getattr(body, name) for name in body.__struct_fields__}
     return {name: value for name, value in values.items() if value is not msgspec.UNSET}
 
@@ -134,7 +136,7 @@ ModelName = Annotated[str | None, QueryParameter(name="model", min_length=1, max
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """The moments that a query names, in milliseconds; None where it names none."""
+    """The moments that a query names, in milliseconds since 1970; None where it names none."""
 
     since_ms: Annotated[int | None, QueryParameter(name="since_ms", ge=0, le=MAX_MS)] = None
     until_ms: Annotated[int | None, QueryParameter(name="until_ms", ge=0, le=MAX_MS)] = None
@@ -153,8 +155,8 @@ def range_of(
     engine: str | None = None,
     model: str | None = None,
 ) -> Range:
-    """The range of a span; the last hour by default. Raise InvalidRequest for an empty range and
-    for one that is longer than three years."""
+    """The range of a span, by default the last hour. Raise InvalidRequest for an empty range and
+    for one of more than three years."""
     until = now_ms(services.clock) if span.until_ms is None else span.until_ms
     since = max(until - HOUR_MS, 0) if span.since_ms is None else span.since_ms
     if since >= until:

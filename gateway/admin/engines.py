@@ -155,7 +155,7 @@ async def _report(services: Services, engine: Engine) -> EngineReport:
     stats = None
     about = engine.description
     if engine.is_ready:
-        with suppress(GatewayError):  # a slow answer says nothing of whether it takes turns
+        with suppress(GatewayError):  # an engine with slow answers may still take turns
             stats = await engine.stats()
     now = engine.monotonic()
     is_taken = about is not None and engine.status != "refused"
@@ -185,7 +185,8 @@ async def _report(services: Services, engine: Engine) -> EngineReport:
 
 
 def _other_models(services: Services, engine: Engine, ids: Sequence[str]) -> list[str]:
-    """A line where other engines have other models: requests for those don't come here."""
+    """A note where other engines have other models. Requests for those models do not come to this
+    engine."""
     if not ids or engine.description is None:
         return []
     name_of = services.catalogue.name_of
@@ -285,8 +286,8 @@ class LeasesController(AdminController):
 async def _largest(
     engines: Sequence[Engine], scope: str | None, limit: int
 ) -> list[tuple[str, EntryInfo]]:
-    """The largest entries of all engines, and where they are. Each engine is asked for its part
-    first, and for more while its smallest is among the largest."""
+    """The largest entries of all engines, each with its engine. Each engine is first asked for its
+    part of them, and then for more as long as its smallest one is among the largest of all."""
     entries_of = dict[Engine, list[EntryInfo]]()
     limits = {engine: ceil_div(2 * limit, max(len(engines), 1)) for engine in engines}
     while True:

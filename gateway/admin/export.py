@@ -20,11 +20,12 @@ from gateway.ledger.upkeep import (
 
 _CSV = "text/csv; charset=utf-8"
 WAITING_HEADER = "holdfast-turns-waiting"
-"""How many turns that ended at this gateway are not in the ledger yet, and so not in the rows."""
+"""The header with the number of turns that ended at this gateway and are not in the rows, since
+they are not in the ledger yet."""
 SINCE_HEADER = "holdfast-turns-since"
-"""From when on single turns are there, where older ones of the range were deleted."""
+"""The header with the moment of the first turn that is left, where older ones were deleted."""
 RowKind = Literal["hours", "days", "turns"]
-# The seconds of an interval; a turn has none.
+# The seconds of an interval; None for single turns.
 _SECONDS: dict[RowKind, int | None] = {"turns": None, "hours": 3600, "days": 86_400}
 
 
@@ -55,7 +56,8 @@ class ExportController(AdminController):
         lines = usage_lines(ledger, of, step) if step else turn_lines(ledger, of)
         headers = {
             "content-disposition": f'attachment; filename="holdfast-{rows}.csv"',
-            # Before the rows are read: a turn may be counted and be among them, but not neither.
+            # The turns are counted before the rows are read. So a turn may be in both, and each
+            # turn is in at least one.
             WAITING_HEADER: str(services.journal.num_closed),
         }
         since_ms = None if step else await turns_since_ms(ledger, of)

@@ -35,7 +35,7 @@ from gateway.structs import usage as structs
 _MAX_SAMPLES = 4000
 _ATTRIBUTION_SAMPLES = 2000
 NUM_PARTS = 40
-"""Intervals of a range that the gateway's overhead is told of."""
+"""The number of a range's intervals for which the gateway's overhead is given."""
 
 
 class LiveController(AdminController):
@@ -174,7 +174,7 @@ class LiveController(AdminController):
 async def _memory(services: Services, engine: Engine) -> fleet.EngineMemory:
     stats = memory = None
     if engine.is_ready:
-        with suppress(GatewayError):  # what did not come is not shown
+        with suppress(GatewayError):  # an engine without an answer has no memory here
             stats = await engine.stats()
             memory = await engine.memory()
     about = engine.description
@@ -191,11 +191,12 @@ async def _memory(services: Services, engine: Engine) -> fleet.EngineMemory:
 
 
 _MAX_LOOKED_UP = 1000
-"""Prefixes of all engines' memory whose writers are looked up in the ledger."""
+"""The most prefixes of all engines' memory whose writers are looked up in the ledger."""
 
 
 def attributions(samples: Sequence[structs.Sample]) -> list[fleet.Attribution]:
-    """Of all engines together, then of each. Only turns that were routed by held prefixes count."""
+    """The attribution of all engines together, and then of each. Only turns that were routed by
+    held prefixes count."""
     counts: dict[str, Counter[str]] = {}
     for sample in samples:
         if sample.available_tokens is None:
@@ -216,8 +217,9 @@ def attributions(samples: Sequence[structs.Sample]) -> list[fleet.Attribution]:
 def overheads(
     samples: Iterable[structs.Sample], since_ms: int, until_ms: int
 ) -> list[structs.Overhead]:
-    """By intervals that are aligned to the epoch, so that a turn stays in its own while the range
-    moves on; none where no turn of an interval was timed by its engine."""
+    """The gateway's overhead by interval. Intervals without a turn that its engine timed are left
+    out. Intervals are aligned to 1970, so that a turn stays in its interval while the range
+    moves."""
     step = max((until_ms - since_ms) // NUM_PARTS, 1)
     parts: dict[int, list[float]] = {}
     for sample in samples:

@@ -76,7 +76,7 @@ class Operation:
     """One method of one path."""
 
     id: str
-    # In lower case.
+    # The method in lower case.
     method: str
     path: str
     summary: str
@@ -89,7 +89,7 @@ class Operation:
     keys: tuple[str, ...] = ()
     parameters: tuple[Schema, ...] = ()
     errors: Errors = ()
-    # The type of a 503.
+    # The type of the answer with status 503.
     unready: Any = None
     # The dialects whose error envelopes, statuses and id headers it answers with.
     dialects: tuple[Dialect, ...] = ("anthropic",)
@@ -102,7 +102,7 @@ _TEXT: Schema = {"type": "string"}
 
 def _given(name: str, schema: Schema, where: str = "query", **more: Any) -> Schema:
     if where == "query" and schema["type"] == "string" and "enum" not in schema:
-        # Texts go to databases, of which PostgreSQL takes no NUL.
+        # Texts go to the database, and PostgreSQL takes no NUL.
         schema = {**schema, "pattern": NO_NUL}
     return {"name": name, "in": where, "required": False, "schema": schema, **more}
 
@@ -134,7 +134,7 @@ def _declared(handler: HTTPRouteHandler, path: str, method: str, id: str) -> Ope
         None,
     )
     needs_key = AdminAuth in handler.resolve_middleware()
-    # A handler that returns a Response may leave its type to it.
+    # A handler that returns a Response may leave the media type to it.
     is_json = handler.media_type in ("", MediaType.JSON)
     unready = (handler.responses or {}).get(503)
     return Operation(
@@ -172,7 +172,7 @@ def _path_parameters(path: str) -> tuple[Schema, ...]:
 
 
 def _query_parameters(handler: HTTPRouteHandler, owner: Any) -> dict[str, Schema]:
-    """Those of the handler, or of a dependency, and those of its own dependencies."""
+    """The query parameters of a handler or a dependency, with those of its own dependencies."""
     dependencies = handler.resolve_dependencies()
     schemas = dict[str, Schema]()
     fields: dict[str, FieldDefinition] = owner.parsed_fn_signature.parameters
@@ -188,7 +188,7 @@ def _query_parameters(handler: HTTPRouteHandler, owner: Any) -> dict[str, Schema
 
 
 def _query_schema(field: FieldDefinition, kwarg: ParameterKwarg) -> Schema:
-    """The schema of a parameter that is there: a query string has no null."""
+    """The schema of a parameter's value. It leaves null out, since a query string has none."""
     kind = field.annotation
     if get_origin(kind) in (Union, UnionType):
         kind = next(member for member in get_args(kind) if member is not type(None))
@@ -259,7 +259,7 @@ def _is(*replies: Any, **more: Any) -> dict[str, Any]:
     return {"replies": replies, **more}
 
 
-# By the operation's id, without the suffix of Google's other path.
+# The table's facts by the operation's id, without the suffix of Google's other path.
 _KINDS: dict[str, dict[str, Any]] = {
     "createMessageBatch": _is(batches.MessageBatch, body=CreateBatch, parameters=(_VERSION,)),
     "listMessageBatches": _is(batches.MessageBatchList, parameters=_PAGE),
@@ -325,7 +325,8 @@ _KINDS: dict[str, dict[str, Any]] = {
 
 
 def _model_apis() -> Iterator[Operation]:
-    """What the path and the body tell: dialect, keys, path parameters and errors."""
+    """The operations of the model APIs. Dialect, keys, path parameters and errors follow from path
+    and body."""
     operations = tomllib.loads(_MODEL_APIS.read_text("utf-8"))
     for id, (method, path, summary) in operations.items():
         kinds = {"dialects": (dialect_of_path(path),), **_KINDS[id.removesuffix("AtV1")]}
@@ -345,7 +346,7 @@ def _model_apis() -> Iterator[Operation]:
 
 # Two types of one name are told apart by their modules, whose package says nothing to a reader.
 _PACKAGES = re.compile(rb"gateway\.(?:(?:dialects|admin|ledger|http)\.)?(?=[a-z])")
-# Fields of these bodies besides those of their types: refused ones, and those without effect. See
+# Bodies that have more fields than their types: refused ones and ones without effect. See
 # `request.py` of their dialects.
 _MORE_FIELDS: dict[Any, Fields] = {
     ChatRequest: CHAT,
@@ -353,7 +354,7 @@ _MORE_FIELDS: dict[Any, Fields] = {
     ResponsesRequest: RESPONSES,
 }
 _DATA = {"type": "string", "contentMediaType": "application/json"}
-# One server-sent event; the names stand in `dialects/anthropic/response.py`.
+# One server-sent event. `dialects/anthropic/response.py` has the names.
 _NAMED_EVENT = {
     "type": "object",
     "required": ["event", "data"],
@@ -424,7 +425,7 @@ def _operation(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any
     headers = {ID_HEADERS[dialect]: reference for dialect in operation.dialects}
 
     def response(description: str, **content: list[Any]) -> dict[str, Any]:
-        """By media type, the alternative schemas of the body."""
+        """A response. `content` has the alternative schemas of the body by media type."""
         schemas_told = {
             media: {"schema": schema[0] if len(schema) == 1 else {"anyOf": schema}}
             for media, schema in content.items()
@@ -482,8 +483,8 @@ class OpenApiController(Controller):
 
 
 def describe_once(app: Litestar) -> None:
-    """Set the state's `openapi`, the document in bytes, and its `declared_queries`, the parameters
-    that queries are checked against; once."""
+    """Set two values of the application's state: `openapi`, the document in bytes, and
+    `declared_queries`, the parameters against which queries are checked."""
     document = describe(operations_of(app))
     app.state.openapi = msgspec.json.encode(document)
     app.state.declared_queries = {

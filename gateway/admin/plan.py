@@ -22,11 +22,11 @@ from gateway.routing.engine import Engine
 from gateway.structs import plan as structs
 
 MAX_PREFIXES = 2_000_000
-"""Of all turns together; older turns are left out beyond it."""
+"""The most prefixes of all turns together. Beyond it older turns are left out."""
 _LINES = "application/x-ndjson"
-# Plans wait for each other: one thread gathers for all.
+# The place of all plans in the line for threads: one thread gathers at a time.
 _LINE = "plan"
-# A turn that computed fewer was timed for its fixed cost.
+# The fewest computed tokens of a turn whose time counts. With fewer its fixed cost prevails.
 _TIMED_TOKENS = 128
 
 
@@ -103,7 +103,7 @@ class PlanController(controller.AdminController):
                 )
                 yield msgspec.json.encode(failed) + b"\n"
             finally:
-                # Closing it ends the process.
+                # Closing the lines ends the planner's process.
                 await lines.aclose()
 
         return Stream(encoded(), media_type=_LINES)
@@ -128,7 +128,7 @@ async def _job(services: Services, payload: traffic.PlanRequest, viewer: Viewer)
 
 
 def engines_of(services: Services, model: str) -> list[Engine]:
-    """The engines that serve a model now. None of them where nobody knows the model."""
+    """The engines that serve a model now; an empty list for an unknown model."""
     try:
         served_model = services.catalogue.find(model, services.fleet.served)
     except NotFound:
@@ -141,7 +141,7 @@ def engines_of(services: Services, model: str) -> list[Engine]:
 
 
 def facts_of(engines: Sequence[Engine]) -> traffic.EngineFacts | None:
-    """What the engines say of themselves: of the first, where they differ. None without any that
+    """The facts about the engines. Where they differ, the first one's count. None where no engine
     has blocks of its own."""
     for engine in engines:
         about = engine.description
@@ -164,7 +164,7 @@ def facts_of(engines: Sequence[Engine]) -> traffic.EngineFacts | None:
 
 
 class TrafficGathering:
-    """Turns of the ledger as the planner needs them. Rows come the newest first."""
+    """Gathers turns of the ledger as the planner needs them. Rows must come the newest first."""
 
     def __init__(self, prices: PriceSheets) -> None:
         self._prices = prices
@@ -223,8 +223,8 @@ class TrafficGathering:
             self._overheads.append(max(row.first_token_seconds - of_engine, 0.0))
 
     def job(self, payload: traffic.PlanRequest, engine: traffic.EngineFacts | None) -> traffic.Job:
-        """The turns of a trace, where one is asked for, are not those of the ledger; the times
-        are."""
+        """The planner's job. A trace's turns replace those of the ledger. The times are always the
+        ledger's."""
         is_of_ledger = payload.trace is None
         return traffic.Job(
             request=payload,
@@ -248,6 +248,6 @@ class TrafficGathering:
 
 
 def _quickest(seconds: list[float]) -> float:
-    """What the quickest quarter took at most. The others shared their steps, so theirs took longer
-    than their tokens alone."""
+    """The longest time in the quickest quarter. Other turns shared their steps, so their times are
+    longer than their tokens alone would take."""
     return sorted(seconds)[len(seconds) // 4]

@@ -32,11 +32,11 @@ from gateway.prompt.fingerprint import (
 from gateway.structs import usage as structs
 from gateway.structs.misses import SECTION_OF, Section
 
-# How many earlier turns are compared where the query names none.
+# How many earlier turns are compared if the query names no turn.
 _MAX_CANDIDATES = 200
 _MAX_BESIDE = 300
-# By how much the blocks of two prompts may differ in length and still be taken for two versions of
-# one: a date, a name or an id in a block is shorter.
+# The bytes by which two blocks may differ in length and still count as two versions of one block. A
+# date, a name or an id is shorter.
 BEGINNING_CHARACTERS = 80
 _READ_CHARACTERS = 1000
 _ALIKE_BYTES = 32
@@ -102,7 +102,7 @@ class DivergenceController(AdminController):
         if exact is None:
             report = _bounded(report, before, later, differs)
         section, block = _place_of(before, differs)
-        # What reading those tokens would have saved this turn, at its own price.
+        # How much this turn would have saved by reading those tokens, at its own price.
         price = services.prices.own.with_id(turn.price or "")
         lost = None
         if shared and price is not None and differs.missed_tokens is not None:
@@ -115,7 +115,8 @@ class DivergenceController(AdminController):
 
 
 async def _exact(services: Services, turn: structs.Turn, earlier: str) -> Difference | None:
-    """Where the texts of two turns differ; None where one is not kept, or is too much to open."""
+    """Where the texts of two turns differ; None where a text is not kept or is too large to
+    open."""
     contents = services.turns.content_writer
     try:
         before, _ = await contents.read(turn.workspace, earlier)
@@ -133,7 +134,8 @@ async def _exact(services: Services, turn: structs.Turn, earlier: str) -> Differ
 def _bounded(
     report: structs.TurnDivergence, before: Fingerprint, later: Fingerprint, divergence: Divergence
 ) -> structs.TurnDivergence:
-    """The report with the place before which the difference stands, and how exact places are."""
+    """The report with the place before which the difference stands, and with the precision of
+    places."""
     report = msgspec.structs.replace(report, grid_characters=STORED_STEP)
     point = first_differing_point(before, later)
     if point is None:
@@ -162,9 +164,11 @@ async def _turn(
 async def _nearest(
     services: Services, turn: structs.Turn, later: Fingerprint
 ) -> tuple[str, Fingerprint] | None:
-    """The earlier turn that shares the longest prefix with this one, the latest of equals. Without
-    a shared point (short prompts have few) it is the latest whose tools and system blocks are as
-    many and as long: any other prompt explains nothing."""
+    """The earlier turn that shares the longest prefix with this one; of several the latest.
+
+    Short prompts have few points. Without a shared point it is the latest turn that `_is_alike`:
+    any other prompt explains nothing. None without such a turn.
+    """
     best: tuple[int, str, Fingerprint] | None = None
     alike: tuple[str, Fingerprint] | None = None
     for turn_id, packed in await queries_turns.earlier(
@@ -180,8 +184,9 @@ async def _nearest(
 
 
 def _is_alike(earlier: Fingerprint, other: Fingerprint) -> bool:
-    """Whether the tools and system blocks of two prompts are as many, each about as long, and the
-    messages as many. Of a prompt of messages alone all but the last block are compared."""
+    """Whether two prompts have the same numbers of tools, system blocks and messages, and whether
+    their tools and system blocks are about as long. A prompt with messages alone is compared by
+    all its blocks but the last."""
     shapes = [(f.num_tools, f.num_system, f.points[-1].segment) for f in (earlier, other)]
     fixed = (earlier.num_tools + earlier.num_system) or earlier.points[-1].segment
     if not fixed or shapes[0] != shapes[1]:
@@ -197,7 +202,8 @@ def _lengths(fingerprint: Fingerprint, count: int) -> list[int]:
 
 
 def _place_of(before: Fingerprint, divergence: Divergence) -> tuple[Section | None, int | None]:
-    """A block that was added at a section's end belongs to that section, as its next block."""
+    """The section and the block of a divergence. A block that was added at a section's end belongs
+    to that section, as its next block."""
     place = divergence.segment
     if place is None:
         return None, None
@@ -218,7 +224,7 @@ async def _readable(request: AdminRequest, services: Services, turn_id: str) -> 
 
 
 def first_words(prompt: Prompt) -> str:
-    """What a prompt begins with, as text in one line; empty for a prompt without a text."""
+    """The beginning of a prompt's text, in one line; empty for a prompt without a text."""
     texts = [prompt.text or "", *(block.text for block in prompt.system)]
     for message in prompt.messages:
         texts += [part.text for part in message.parts if isinstance(part, TextPart)]

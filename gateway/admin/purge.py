@@ -140,7 +140,7 @@ async def _purge_engines(
 async def _purge(
     services: Services, engine: Engine, scope: str | None, workspace: str | None
 ) -> EnginePurge:
-    """Have an engine purge a scope, or remember that it has to. Raise the ledger's errors."""
+    """Let an engine purge a scope, or remember that it still has to. Raise the ledger's errors."""
     model = services.name_of(engine.last_description)
     asked_ms = now_ms(services.clock)
     try:

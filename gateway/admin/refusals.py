@@ -65,7 +65,7 @@ class RefusalCountsController(AdminController):
         newest minutes stand first, and the sum is of all that overlap the range. What another
         gateway refused is here after some seconds."""
         of = range_of(services, span, request.user.confine(workspace))
-        with suppress(GatewayError):  # what is counted here is put down later
+        with suppress(GatewayError):  # the next flush writes the counts
             await services.refusals.flush()
         since_ms = of.since_ms // MINUTE_MS * MINUTE_MS
         return await services.refused.read(since_ms, of.until_ms, of.workspace, limit)

@@ -23,7 +23,7 @@ TOO_MUCH = (
     " places of their prompts: ask for a shorter range"
 )
 _LINES = "application/x-ndjson"
-# Traces wait for each other: one thread gathers for all.
+# The place of all traces in the line for threads: one thread gathers at a time.
 _LINE = "trace"
 
 

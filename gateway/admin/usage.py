@@ -38,7 +38,7 @@ from gateway.structs import usage as structs
 
 GroupBy = Literal["workspace", "key", "engine", "model"]
 _CHOICES_MS = 31 * 86_400_000
-# Another gateway's clock may be ahead of ours.
+# How far another gateway's clock may be ahead of ours.
 _SKEW_MS = 86_400_000
 # The dimension of the ledger's sums that each word means.
 _DIMENSIONS: dict[str, str] = {

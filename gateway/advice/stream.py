@@ -281,7 +281,7 @@ def _findings(
 
 
 def _fault_finding(fault: Fault, rates: TokenPrices | None, rate: float | None) -> Finding:
-    """`rate` is in seconds of prefill per token."""
+    """The finding on a fault. `rate` is in seconds of prefill per token."""
     what, change = _FAULTS[fault.kind]
     if fault.kind in _TIMED and fault.section == "messages":
         change = _BEHIND
@@ -337,12 +337,15 @@ def _prewarm(
     turns: Sequence[Observation],
     rate: float | None,
 ) -> Prewarm:
-    """A request ahead writes what the first of the racing turns would have written; that one then
-    reads it, and so do the others. What it saves is against the `chosen` markers; it may need
-    others of the `ways`."""
+    """Whether pre-warms would have paid.
+
+    A pre-warm is a request sent ahead of racing turns. It writes what the first of them would have
+    written, and all of them read it. The savings are against the `chosen` markers. A pre-warm may
+    need the markers of another one of the `ways`. `rate` is in seconds of prefill per token.
+    """
 
     def spared(sums: Sums) -> float:
-        """What pre-warms before the races would have saved, in input tokens."""
+        """What pre-warms before the races would have saved, in prices of input tokens."""
         return max(sums.raced * 1.15 - sums.first_raced * 0.1, 0.0)
 
     way, best = min(ways, key=lambda candidate: candidate[1].multiples - spared(candidate[1]))

@@ -15,13 +15,13 @@ from gateway.structs.usage import PrefixReport, Totals
 MAX_LINES = 6
 _MAX_OF_A_KIND = 2
 MIN_TURNS = 20
-"""Fewer requests say too little about a week."""
+"""The fewest requests that say enough about a week to give a line."""
 _MAX_TURNS_NAMED = 5
 _LEAST_LOSS = 0.01
 _ABOUT_THE_SAME = 0.01
 _OF_KEYS = "keys"
 _SOURCES = ("unpaid", "ttl", _OF_KEYS)
-"""What a line is told of: of two that say about the same, the first is kept."""
+"""What lines are about. Of two sources that save about the same, the first one's lines stay."""
 _TTL_WORDS: dict[Ttl, str] = {"5m": "5-minute", "1h": "1-hour"}
 
 
@@ -31,10 +31,10 @@ def summary_lines(
     spent: Mapping[str, Totals],
     keys: Mapping[str, str],
 ) -> tuple[list[SummaryLine], int]:
-    """The lines that are worth most, the dearest first, and how many more there are.
+    """The lines that are worth most, the dearest first, and the number of lines left out.
 
-    `spent` are the sums of workspaces, `keys` the names of keys by id. No more than two lines are
-    of one kind.
+    `spent` has the sums by workspace, and `keys` the names of keys by id. At most two lines are of
+    one kind.
     """
     lines = _ttl_lines(prefixes)
     lines += _unpaid_lines(spent)
@@ -53,8 +53,8 @@ def summary_lines(
 
 
 def _ttl_lines(prefixes: Sequence[PrefixReport]) -> list[SummaryLine]:
-    """A line for each TTL that would have made prefixes cheaper. Nothing is said of prefixes whose
-    costs are not known, or that have the better TTL."""
+    """A line for each TTL that would have made prefixes cheaper. Prefixes with unknown costs are
+    left out, and so are those with the better TTL."""
     lines: list[SummaryLine] = []
     for ttl in _TTL_WORDS:
         cheaper = [

@@ -19,7 +19,8 @@ async def pause(stopping: asyncio.Event, seconds: float) -> None:
 async def repeat(
     stopping: asyncio.Event, seconds: float, work: Callable[[], Awaitable[object]], failed: str
 ) -> None:
-    """Do it again and again, so many seconds apart. A failure is logged as the event `failed`."""
+    """Do the work again and again, with pauses of this many seconds. A failure is logged as the
+    event `failed`."""
     while not stopping.is_set():
         try:
             await work()

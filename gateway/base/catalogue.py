@@ -23,11 +23,11 @@ class CatalogueError(Exception):
 
 
 class CatalogueModel(msgspec.Struct, frozen=True, kw_only=True):
-    """What an id of clients means."""
+    """What an id that clients may ask for means."""
 
     id: str
     display_name: str
-    # What the ledger, the pages and metrics call it, whatever id a client used.
+    # Its name in the ledger, the pages and metrics, whatever id a client used.
     name: str = ""
     # None: the installation's default model, which is not known before an engine was ready.
     engine_model: str | None = None
@@ -83,9 +83,12 @@ class Catalogue:
         claude_alias: bool | str,
         price: str | None = None,
     ) -> None:
-        """`claude_alias` is the id that `claude-*` means; with True it is `default`, or without one
-        the first model that was served. `price` is that of models without an id in the table,
-        unless the default has one."""
+        """Make a catalogue of the table's models.
+
+        `claude_alias` is the id that `claude-*` means. With True that is `default`, or without a
+        default the first model that was served. `price` is the price of models without an id in the
+        table, unless the default has one.
+        """
         self._models = {model.id: model for model in models}
         if default is not None and default not in self._models:
             raise CatalogueError(f"models: default `{default}` is not among the models")
@@ -119,7 +122,8 @@ class Catalogue:
         if model is None:
             raise self._not_found(requested, served)
         if model.adapter is not None:
-            # Where engines have several of this name, while one is replaced: what most have.
+            # While an adapter is replaced, engines may have several weights under its name. Then
+            # the weights that most engines have count.
             having = Counter(
                 (name, info)
                 for name, info in served.adapters
@@ -156,7 +160,7 @@ class Catalogue:
         return alias if meant.adapter is not None else _with_meaning(alias)
 
     def _named(self, requested: str, served: Served) -> CatalogueModel | None:
-        """Of an id of the table, or of what is served."""
+        """The model of an id in the table or of a served model; None for another id."""
         if requested in self._models:
             return _resolved(self._models[requested], served)
         for name in (*served.models, *served.known):
@@ -195,7 +199,7 @@ class Catalogue:
         return list(resolved.values())
 
     def ids_at(self, engine: Description, served: Served) -> list[str]:
-        """Those of `models` that an engine answers."""
+        """The ids of `models` that an engine answers."""
         ids = list[str]()
         for listed in self.models(served):
             with suppress(ModelNotFound):  # an adapter of the table that no engine has
@@ -204,7 +208,7 @@ class Catalogue:
         return ids
 
     def sees(self, model_id: str, served: Served) -> bool:
-        """Whether the model of that id is shown images; a model that no engine has sees none."""
+        """Whether the model of that id is shown images. A model that no engine has is not."""
         with suppress(ModelNotFound):
             return self.find(model_id, served).sees
         return False
@@ -235,7 +239,7 @@ def _resolved(model: CatalogueModel, served: Served) -> CatalogueModel:
 
 
 def _with_meaning(model: CatalogueModel) -> CatalogueModel:
-    """With what it stands for, where its id is not its engines' own."""
+    """A model of the table with the model that it stands for, if its id is not its engines' own."""
     if model.engine_model is None:
         return model
     full_name = base_name(model.engine_model)

@@ -23,7 +23,7 @@ class EpochReport:
     # When the engine first and last answered.
     first_ms: int
     heard_ms: int
-    # Since when the engine does not answer; None where it answers.
+    # When the engine stopped answering; None while it answers.
     silent_ms: int | None = None
     granted: int = 0
     # Leases, by `LEASE_ENDS`.
@@ -36,18 +36,18 @@ class EpochReport:
 
     @property
     def counts(self) -> tuple[object, ...]:
-        """What a later report of the same epoch may have more of."""
+        """The numbers that may be larger in a later report of the same epoch."""
         observations = 0 if self.prefill_times is None else self.prefill_times.observations
         lost = self.restored_leases, self.lost_leases
         return self.granted, *self.ended.values(), *lost, observations, self.silent_ms is None
 
 
 def ended_of(counters: Counters) -> dict[str, int]:
-    """The leases that ended, by how."""
+    """The number of leases that ended, by how they ended."""
     return {reason: getattr(counters, f"leases_{reason}") for reason in LEASE_ENDS}
 
 
 def kind_of(about: Description) -> str:
-    """What decides how long an engine takes for a prompt of its model, in one text."""
+    """A text with all that decides how long an engine takes for a prompt of its model."""
     parts = about.backend, about.upstream or "", about.device, about.attention, about.kv_dtype
     return " ".join(part for part in parts if part)

@@ -25,7 +25,7 @@ class RateStatus(NamedTuple):
 
     limit: int
     remaining: int
-    # After so long without use, all of the limit is there again.
+    # After how many seconds without use all of the limit is there again.
     reset_seconds: float
 
 
@@ -57,7 +57,8 @@ class AutoCache:
     hold: bool = False
 
     def but(self, mode: AutoCacheMode | None, ttl: AutoCacheTtl | None) -> "AutoCache":
-        """This policy, but for what is set more closely; None is not set."""
+        """This policy with the mode and the TTL that a workspace or a key sets. None sets
+        nothing."""
         is_set = mode is not None or ttl is not None
         return AutoCache(mode or self.mode, ttl or self.ttl, self.hold or is_set)
 

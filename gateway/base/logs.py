@@ -1,4 +1,4 @@
-"""JSON lines on stderr, whose failing ends nothing.
+"""JSON lines on stderr. A line that can't be written ends nothing.
 
 Nothing logs prompt text, headers or keys; a last filter drops them.
 """

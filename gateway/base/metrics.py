@@ -271,7 +271,8 @@ class Metrics:
         blocks = [state.blocks for state in ready if state.blocks]
         num_in_use = sum(tier.active + tier.leased for tier in blocks)
         num_blocks = sum(tier.total for tier in blocks)
-        # An endpoint picker takes the gateway with most room. One without an engine has none.
+        # An endpoint picker takes the gateway with the most room. A gateway without an engine has
+        # no room.
         self.set("vllm:kv_cache_usage_perc", num_in_use / max(num_blocks, 1) if ready else 1.0)
         self.set(
             "vllm:num_requests_running", sum(engine.num_running for engine in engines.values())

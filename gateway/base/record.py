@@ -16,21 +16,21 @@ _ERROR = 400
 class RowTry(msgspec.Struct, kw_only=True):
     """A try of a batch's row."""
 
-    # Its own, at the journal and at engines (`row_ids.py`).
+    # The try's own id, at the journal and at engines (`row_ids.py`).
     id: str
     batch: str
     position: int
-    # How the row ends: the type of its result, and the result, compressed and encrypted. Both are
-    # None while it has not ended, and where it is to run again.
+    # The type of the row's result; None while the row has not ended, and where it is to run again.
     status: str | None = None
+    # The row's result, compressed and encrypted; None where `status` is.
     result: bytes | None = None
 
 
 class TurnRecord(InputUsage, kw_only=True, omit_defaults=True):
     """One turn, written at its opening and again at its close.
 
-    A new field must have a default: a journal may hold records of an earlier version. Counts of a
-    turn that never started are 0, but see `take_prefill`.
+    A new field must have a default: a journal may hold records of an earlier version. A turn that
+    never started has counts of 0, except those of `take_prefill`.
     """
 
     id: str
@@ -40,31 +40,34 @@ class TurnRecord(InputUsage, kw_only=True, omit_defaults=True):
     model: str
     stream: bool
     opened_at: datetime
-    # The engine of the last attempt, the name of its model there, and its epoch.
+    # The engine of the last attempt.
     engine: str | None = None
+    # The name of the model at that engine.
     engine_model: str | None = None
+    # The epoch of that engine.
     epoch: str | None = None
     # A finish reason of the engine, or why there is none.
     outcome: str = "open"
     price: str | None = None
     output_tokens: int = 0
     thinking_tokens: int = 0
-    # A `GatewayMissReason`; of a record of another version perhaps another word.
+    # A `GatewayMissReason`. A record of another version may have another word.
     miss_reason: str | None = None
     first_token_seconds: float | None = None
     duration_seconds: float | None = None
-    # In nano-dollars; None without a price.
+    # The cost in nano-dollars; None without a price.
     cost: int | None = None
+    # The cost of the same tokens without a cache, in nano-dollars.
     cost_without_cache: int | None = None
     # How many nonces were left out of the prompt.
     num_removed: int = 0
-    # Packed (`prompt/fingerprint.py`).
+    # The packed fingerprint of the prompt (`prompt/fingerprint.py`).
     fingerprint: bytes | None = None
     dialect: str | None = None
     # The name of the deepest prefix that the client marked: 16 hex digits, keyed by the scope.
     prefix: str | None = None
     prefix_ttl: str | None = None
-    # The engine's, also where the client left.
+    # The engine's stop reason, also where the client left.
     stop_reason: str | None = None
     # The engine's times; None where it reported none.
     queue_seconds: float | None = None
@@ -72,9 +75,9 @@ class TurnRecord(InputUsage, kw_only=True, omit_defaults=True):
     decode_seconds: float | None = None
     # How many engines the turn was sent to so far.
     attempt: int = 1
-    # Prompt tokens that the engine with most of them held, and that the chosen one held. None where
-    # the turn never started.
+    # The most tokens of the prompt that any engine held; None where the turn never started.
     available_tokens: int | None = None
+    # The tokens of the prompt that the chosen engine held; None where the turn never started.
     captured_tokens: int | None = None
     http_request_id: str | None = None
     user_agent: str | None = None
@@ -85,12 +88,12 @@ class TurnRecord(InputUsage, kw_only=True, omit_defaults=True):
     approximate: str | None = None
     # The leases that the engine's epoch had granted up to this turn.
     leases_granted: int = 0
-    # The usage at another engine that prefilled the prompt for this one. The turn's token classes
-    # are those.
+    # The usage at another engine that prefilled the prompt for this one. It decides the turn's
+    # token classes.
     first_leg: InputUsage | None = None
     # Whether this attempt is such a prefill. A client that leaves pays for it.
     is_first_leg: bool = False
-    # The turn is that of a batch's row, and this is a try of it.
+    # The try of a batch's row, where the turn is such a row's.
     row: RowTry | None = None
     # One of `KEPT_CONTENTS`; None where the workspace stores none.
     content: str | None = None
@@ -154,7 +157,7 @@ class TurnRecord(InputUsage, kw_only=True, omit_defaults=True):
         self.cost_without_cache = 0
 
     def over_legs(self, usage: InputUsage) -> InputUsage:
-        """The turn's usage, of which its last engine reported `usage`.
+        """The turn's usage, where its last engine reported `usage`.
 
         Where another engine prefilled the prompt, each token has the class that it had there: what
         the last engine read was written for this turn. Computed tokens of both engines count.

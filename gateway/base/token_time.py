@@ -13,16 +13,16 @@ from math import sqrt
 from engine.protocol.reports import PrefillSums
 
 MIN_PREFILLS = 5
-"""With fewer the time of a token is not known."""
+"""The fewest observations. With fewer the time of a token is not known."""
 MAX_ERROR = 0.2
-"""Nor is it where its standard error is a larger part of it."""
+"""The largest standard error, as a part of the time. With a larger one the time is not known."""
 
 
 def slope(sums: PrefillSums) -> float | None:
     """The marginal seconds of a token; None where too little was seen to tell.
 
     Ordinary least squares with an intercept and two regressors, by the sums of squares about the
-    means. Where all steps decoded as many choices there is one regressor.
+    means. If all steps decoded the same number of choices, there is one regressor.
     """
     count = sums.observations
     if sums.prefills < MIN_PREFILLS or count < MIN_PREFILLS:
@@ -33,7 +33,7 @@ def slope(sums: PrefillSums) -> float | None:
     tokens_seconds = sums.tokens_seconds - sums.tokens * sums.seconds / count
     decodes_seconds = sums.decodes_seconds - sums.decodes * sums.seconds / count
     seconds_seconds = sums.seconds_seconds - sums.seconds * sums.seconds / count
-    # What of the tokens' variation the decoded choices do not explain.
+    # The part of the tokens' variation that the decoded choices do not explain.
     explained = tokens_decodes**2 / decodes_decodes if decodes_decodes > 0 else 0.0
     fitted = tokens_tokens - explained
     if fitted <= 1e-9 * max(sums.tokens_tokens, 1.0):

@@ -28,7 +28,7 @@ Value = str | int | float | bool | Sequence[str]
 
 
 class TracesError(Exception):
-    """Traces are on and can't be. The message says what to do."""
+    """Traces are switched on and can't work. The message says what to do."""
 
 
 class Traces:
@@ -41,7 +41,7 @@ class Traces:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         named = {} if os.environ.get("OTEL_SERVICE_NAME") else {SERVICE_NAME: service}
-        # The variables' own attributes are added by `create`, and the service's name counts first.
+        # `create` adds the attributes of the variables. This service's name counts before theirs.
         self._provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
         try:
             self._provider.add_span_processor(BatchSpanProcessor(exporter))
@@ -51,7 +51,7 @@ class Traces:
         self._propagator = TraceContextTextMapPropagator()
 
     def context_of(self, headers: Mapping[str, str]) -> "Context":
-        """The caller's span, of `traceparent` and `tracestate`. What is not valid is ignored."""
+        """The caller's span, from `traceparent` and `tracestate`. Invalid headers are ignored."""
         return self._propagator.extract(headers)
 
     def begin(
@@ -62,7 +62,8 @@ class Traces:
         attributes: Mapping[str, Value],
         at_ns: int | None = None,
     ) -> "Span":
-        """Begin a span, `at_ns` since 1970 or now. It is nobody's current span."""
+        """Begin a span at `at_ns`, in nanoseconds since 1970, or now. It does not become the
+        current span."""
         from opentelemetry.trace import SpanKind
 
         of = SpanKind[kind.upper()]
@@ -78,7 +79,7 @@ class Traces:
         return set_span_in_context(span)
 
     async def aclose(self) -> None:
-        """Send what waits, for some seconds at most. A collector that is away loses it."""
+        """Send the spans that wait, for some seconds at most. Without a collector they are lost."""
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         deadline = time.monotonic() + _FLUSH_SECONDS
@@ -87,7 +88,7 @@ class Traces:
 
 
 def trace_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """What a request's headers say of its caller's trace."""
+    """The headers of a request that are about its caller's trace."""
     names = {name.encode(): name for name in _CONTEXT_HEADERS}
     return {names[name]: value.decode("latin-1") for name, value in headers if name in names}
 
@@ -101,8 +102,8 @@ def fail(span: "Span", kind: str) -> None:
 
 
 def open_traces(service: str) -> Traces | None:
-    """Spans of the service, to where the `OTEL_*` variables say; None where those turn them off.
-    Raises TracesError where the extra is not installed or the protocol is unknown."""
+    """The service's spans, which go where the `OTEL_*` variables say; None where those turn traces
+    off. Raise TracesError where the extra is not installed or the protocol is unknown."""
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None
     if os.environ.get("OTEL_TRACES_EXPORTER", "otlp").strip() == "none":

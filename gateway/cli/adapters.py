@@ -30,7 +30,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Return 1 where an engine does not tell what it has."""
+    """Run the action and print each engine's adapters. Return 1 where an engine's are not known."""
     engines = asyncio.run(_change(load(), options))
     for engine in engines:
         print("\n".join(_lines(engine)))
@@ -38,7 +38,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 async def _load(settings: Settings, engine: Engine, name: str) -> None:
-    """The adapter's id is that of what is loaded, for every gateway of the database."""
+    """Load an adapter. For every gateway of the database its id means these weights from now on."""
     info = await engine.load_adapter(name)
     if engine.description is None:
         return
@@ -55,7 +55,8 @@ async def _unload(_settings: Settings, engine: Engine, name: str) -> None:
 
 
 async def _change(settings: Settings, options: argparse.Namespace) -> list[Engine]:
-    """Do it, and return the engines as they are then. Raise NotFound for an unknown engine."""
+    """Make the change, and return the engines as they are then. Raise NotFound for an unknown
+    engine."""
     secret = settings.engine_secret.get_secret_value()
     async with aclosing(EngineHttp()) as http:
         places = await places_now(settings.engines)
@@ -75,7 +76,7 @@ def _is_known(engine: Engine) -> bool:
 
 
 def _lines(engine: Engine) -> list[str]:
-    """What an engine has, or that it is not known."""
+    """A line for each adapter of an engine, or one line that says why there is none."""
     described = engine.description
     if described is None or not _is_known(engine):
         return [f"{engine.name} not known: {why_not_ready(engine)}"]

@@ -18,12 +18,11 @@ Commands = Any  # argparse does not name the type of what add_subparsers returns
 
 
 class CommandError(Exception):
-    """Why a command can't do what it was asked for; the process prints it and ends with status
-    2."""
+    """A command can't do its work. The process prints the message and ends with status 2."""
 
 
 class UsageError(CommandError):
-    """An argument, or a setting, is not as it must be."""
+    """An argument or a setting is wrong."""
 
 
 def add_actions(commands: Commands, name: str, about: str) -> Commands:
@@ -32,7 +31,7 @@ def add_actions(commands: Commands, name: str, about: str) -> Commands:
 
 
 def add_auto_cache(parser: argparse.ArgumentParser) -> None:
-    """Add the options of automatic caching; `none` is what is set further out."""
+    """Add the options of automatic caching. `none` takes the workspace's or the installation's."""
     parser.add_argument(
         "--auto-cache",
         choices=[*get_args(AutoCacheMode), NONE],
@@ -61,7 +60,7 @@ def or_none(read: Callable[[str], Result]) -> Callable[[str], Result | str]:
 def number(
     read: Callable[[str], Number], least: float, most: float, what: str
 ) -> Callable[[str], Number]:
-    """A reader of a number in this range."""
+    """A reader of a number from `least` to `most`. `what` describes such a number in errors."""
 
     def checked(text: str) -> Number:
         try:
@@ -82,7 +81,7 @@ seconds = number(float, 0, 31_536_000, "a number of seconds up to a year")
 
 
 def nano(text: str) -> int:
-    """Dollars as nano-dollars, exactly."""
+    """Convert dollars to nano-dollars, exactly. Raise ArgumentTypeError for other texts."""
     try:
         value = Decimal(text.removeprefix("$")) * _NANO_PER_DOLLAR
     except InvalidOperation:
@@ -103,7 +102,8 @@ def aware_moment(text: str) -> datetime:
 
 
 def age_ms(written: str) -> int:
-    """`90d`, `12w`, `2y`; raise ArgumentTypeError for anything else."""
+    """Convert an age such as `90d`, `12w` or `2y` to milliseconds. Raise ArgumentTypeError for
+    other texts."""
     match = re.fullmatch(r"([1-9][0-9]{0,4})([dwy])", written)
     if match is None:
         raise argparse.ArgumentTypeError(f"`{written}` is not a number of days, weeks or years")

@@ -21,7 +21,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Return 1 where something is critical or a warning. It needs no key."""
+    """Print the conditions. Return 1 where one is critical or a warning. No key is needed."""
     conditions = ask(url_of(options), "/readyz", _Readiness).conditions
     if options.json:
         print(msgspec.json.encode(conditions).decode())

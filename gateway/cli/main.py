@@ -12,8 +12,8 @@ from gateway.base.traces import TracesError
 from gateway.cli.arguments import CommandError
 from gateway.prices.files import PriceError
 
-# The module beside this one of each command. It is imported where it is asked for: all of them take
-# twice as long as what the schema or a key needs.
+# Each command with its module in this folder. A module is imported only for its own command: to
+# import all takes twice as long as a command on the schema or a key.
 COMMANDS = {
     "serve": "serve",
     "migrate": "migrate",
@@ -46,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """Of the command that the words begin with; of all commands where they begin with none."""
+    """The parser of the command with which the words begin. Without such a command it is the parser
+    of all commands."""
     parser = argparse.ArgumentParser(prog="python -m gateway", description="Holdfast's gateway")
     commands = parser.add_subparsers(required=True, metavar="command")
     commands_asked = [COMMANDS[words[0]]] if words and words[0] in COMMANDS else COMMANDS.values()

@@ -34,8 +34,11 @@ def migrate(settings: DatabaseSettings) -> None:
 
 
 def upgrade(settings: DatabaseSettings, revision: str = "head") -> None:
-    """As `migrate`, to any revision, where nobody else migrates. Raise SchemaRefused for a database
-    that can't be upgraded, and SQLAlchemyError or OSError."""
+    """Upgrade to a revision. Nobody else may migrate meanwhile.
+
+    Raise SchemaRefused for a database that can't be upgraded, and SQLAlchemyError or OSError where
+    it can't be reached.
+    """
     config = Config(toml_file=ROOT / "pyproject.toml")
     config.set_main_option("script_location", str(ROOT / "migrations"))
     config.attributes["url"] = settings.ledger_url

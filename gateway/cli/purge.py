@@ -20,7 +20,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def _purge(options: argparse.Namespace) -> int:
-    """Ends with 1 where something is left."""
+    """Purge, and print the report. Return 1 where something is left."""
     key = load().admin_key
     if key is None:
         raise UsageError("HOLDFAST_ADMIN_KEY: is not set; `purge` asks the admin API with it")

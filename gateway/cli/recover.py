@@ -1,8 +1,9 @@
 """python -m gateway recover: settles the turns of a gateway that will not come back.
 
-With its journal: as its own next start. Without: the engines still have the counts that were not
-acknowledged, which become rows without the key and the exact time. What an engine counted that does
-not answer is not known: each such engine is named, and the command ends with 1.
+With the gateway's journal the command does what the gateway's own next start would do. Without a
+journal it uses the counts that engines still keep because nobody acknowledged them. These become
+rows without the key and the exact time. The counts of an engine that does not answer are missing:
+the command names each such engine and ends with 1.
 """
 
 import argparse
@@ -84,16 +85,17 @@ class Recovered(NamedTuple):
     """Numbers of turns."""
 
     turns: int
-    # Those that were still open and are closed now.
+    # Turns that were still open and are closed now.
     closed: int
-    # Those that could not be closed.
+    # Turns that could not be closed.
     left: int
-    # The engines that did not answer, and why.
+    # The reason of each engine that did not answer, by its name.
     not_asked: Mapping[str, str]
 
 
 class Rebuilt(NamedTuple):
-    """So many `turns` were made of so many final `counts`; `not_asked` as above."""
+    """The number of `turns` that were made of the `counts`, the number of final counts. `not_asked`
+    is as in `Recovered`."""
 
     turns: int
     counts: int
@@ -101,15 +103,19 @@ class Rebuilt(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """How many final counts engines keep, by the gateway's instance; `not_asked` as above."""
+    """How many final counts engines keep, by the gateway's instance. `not_asked` is as in
+    `Recovered`."""
 
     by_instance: Counter[str]
     not_asked: Mapping[str, str]
 
 
 async def recover_journal(settings: Settings, directory: Path) -> Recovered:
-    """Settle everything in the journal. Raise JournalUnavailable while its gateway runs,
-    LedgerUnavailable without the database; what was done stays done, and it can be run again."""
+    """Settle all turns in the journal.
+
+    Raise JournalUnavailable while the journal's gateway runs, and LedgerUnavailable without the
+    database. What was settled before an error stays settled, and the command can run again.
+    """
     check_version(directory)
     if not has_journal(directory):
         raise NotFound(f"no journal in `{directory}`")
@@ -159,8 +165,11 @@ def _not_asked(fleet: Fleet) -> dict[str, str]:
 
 
 async def recover_instance(settings: Settings, instance: str) -> Rebuilt:
-    """Make rows of the engines' counts of one instance that is gone with its journal. For a living
-    gateway they would come before its own rows, which know more."""
+    """Make rows of the engines' counts for one instance that is gone with its journal.
+
+    The instance must not be a living gateway: the rows made here would come before its own rows,
+    which have more in them.
+    """
     charge = Billing(PriceBook(settings.prices, settings.hosted_prices), Metrics()).charge
     catalogue = load_catalogue(settings.models)
     async with _parts(settings) as (fleet, ledger):
@@ -188,7 +197,7 @@ async def recover_instance(settings: Settings, instance: str) -> Rebuilt:
 
 
 async def _counts(fleet: Fleet) -> list[tuple[Engine, FinalCounts]]:
-    """What the ready engines counted and nobody has acknowledged."""
+    """The counts of the ready engines that nobody has acknowledged."""
     return [(engine, final) for engine in fleet.ready for final in await engine.unacknowledged()]
 
 

@@ -73,7 +73,7 @@ def _advise(options: argparse.Namespace) -> int:
         if len(options.files) > MAX_REQUESTS:
             raise UsageError(f"files: {MAX_REQUESTS} at most")
         advise_request = AdviseRequest(
-            # No more than what is refused as too long.
+            # One character more than the longest text, so that a longer file is refused.
             requests=[_text(path, MAX_CHARACTERS + 1) for path in options.files],
             dialect=options.dialect,
             min_tokens=options.min_tokens,
@@ -108,7 +108,7 @@ def _plan(options: argparse.Namespace) -> int:
             job = Job(request=advise_request)
         else:
             gathering = TrafficGathering(_prices())
-            # Engines are known to a gateway that runs, and not to the ledger.
+            # Only a gateway that runs knows the engines. The ledger does not.
             job = _gathered(gathering, of, advise_request.key, MAX_PLAN_TURNS).job(
                 advise_request, None
             )
@@ -145,7 +145,7 @@ def _gathered(gathering: G, of: Range, key: str | None, most: int) -> G:
 
 
 def _text(path: Path, most: int) -> str:
-    """The file's first `most` characters; `-` is stdin."""
+    """The first `most` characters of the file; `-` is standard input."""
     try:
         with sys.stdin if str(path) == "-" else path.open(encoding="utf-8") as file:
             return file.read(most)
@@ -198,7 +198,7 @@ def _findings(findings: Iterable[Finding]) -> Iterable[str]:
 
 
 def _asked(options: argparse.Namespace) -> PlanRequest:
-    """Raise UsageError."""
+    """The plan that the options ask for. Raise UsageError for wrong options."""
     names = set(PlanRequest.__struct_fields__) - {"trace"}
     values: dict[str, Any] = {
         name: value for name in names if (value := getattr(options, name, None)) is not None
@@ -212,7 +212,7 @@ def _asked(options: argparse.Namespace) -> PlanRequest:
 
 
 async def _planned(job: Job) -> Plan:
-    """With a bar that grows, on a terminal."""
+    """The plan of a job. On a terminal a bar shows the progress."""
     async for line in Planners().lines(job):
         share, end = (1.0, "\n") if isinstance(line, Planned) else (line.share, "")
         if sys.stderr.isatty():

@@ -1,4 +1,4 @@
-"""How commands ask a gateway that runs, and what they say of engines that they asked."""
+"""How commands ask a gateway that runs, and how they describe engines that they asked."""
 
 import argparse
 import asyncio
@@ -18,7 +18,7 @@ Answer = TypeVar("Answer")
 
 
 class NotAnswered(CommandError):
-    """No gateway of this version answers, or the one that does refuses."""
+    """No gateway of this version answers, or the gateway refuses."""
 
 
 class _Error(msgspec.Struct):
@@ -53,8 +53,10 @@ def ask(
     body: Mapping[str, str] | None = None,
     seconds: float = _SECONDS,
 ) -> Answer:
-    """GET, or with a body POST. Raise NotAnswered where no gateway answers so, with what it says
-    where it refuses."""
+    """Send a GET, or a POST if there is a body, and decode the answer.
+
+    Raise NotAnswered where no gateway gives such an answer. A refusal's message is the gateway's.
+    """
     try:
         headers = {"x-api-key": key} if key else {}
         reply = asyncio.run(_send(f"{url}{path}", query or {}, headers, body, seconds))
@@ -74,7 +76,8 @@ async def _send(
     body: Mapping[str, str] | None,
     seconds: float,
 ) -> bytes:
-    """The body, whatever the status: a gateway that is not ready tells its conditions too."""
+    """The body of an answer of any status, since a gateway that is not ready answers with its
+    conditions too."""
     timeout = aiohttp.ClientTimeout(total=seconds)
     method = "GET" if body is None else "POST"
     async with aiohttp.ClientSession(timeout=timeout) as http:

@@ -18,9 +18,9 @@ from gateway.base.settings import PREFIX, Settings, SettingsError, load
 from gateway.cli.arguments import Commands
 from gateway.http.server import Server
 
-# The collector would walk again and again through objects that live on. Connections and requests
-# leave no cycles (`tests/gateway/http/test_memory.py`), so it waits for this many new objects, and
-# then for this many rounds.
+# The thresholds of the garbage collector: it waits for this many new objects, and then for this
+# many rounds. Otherwise it would walk again and again through objects that live on. Connections and
+# requests leave no cycles (`tests/gateway/http/test_memory.py`).
 _GC_THRESHOLDS = (20_000, 50, 50)
 
 
@@ -37,7 +37,7 @@ def _serve(_: argparse.Namespace) -> int:
         get_logger("gateway").warning("setting_unknown", error=line)
     try:
         socket.getaddrinfo(settings.host, settings.port)
-    except (OSError, UnicodeError):  # the second is of a name that is too long
+    except (OSError, UnicodeError):  # a name that is too long raises UnicodeError
         raise SettingsError("HOLDFAST_HOST: must be an address of this machine") from None
     app = create_app(settings)
     gc.collect()

@@ -1,7 +1,7 @@
 """python -m gateway journal | rollups | retain | export | prices: the operator's upkeep
 
-An export's rows are read into a temporary file first. So the database is held for a bounded time,
-however slowly the output is read, and an export that fails prints nothing.
+An export's rows are read into a temporary file first. So a slow reader of the output does not hold
+the database, and an export that fails prints nothing.
 """
 
 import argparse
@@ -81,8 +81,8 @@ def add_commands(commands: arguments.Commands) -> None:
 def run_long_in_ledger(
     work: Callable[[Ledger], Coroutine[Any, Any, Result]], *deadline: float
 ) -> Result:
-    """Run one piece of work with the longer deadlines of commands, where none is given. Raise
-    LedgerNotMigrated where the settings name a file that is not there."""
+    """Run one piece of work with the longer deadlines of commands, if none are given. Raise
+    LedgerNotMigrated where the settings name a file that does not exist."""
     settings = load_database()
     path = settings.sqlite_path
     # A URL may also have options behind the path, or be SQLite's own `file:`.
@@ -181,7 +181,7 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _waiting(directory: Path) -> list[str]:
-    """What the journal beside this command's settings keeps that the ledger does not have."""
+    """Lines on the turns that the journal of this command's settings has and the ledger lacks."""
     if not has_journal(directory):
         return []
     check_version(directory)

@@ -67,8 +67,9 @@ class LeaseEnds:
     async def look(self) -> None:
         """Take in what the ledger has now.
 
-        What ended RECENT_SECONDS before the first look is told as recent, too: a gateway may have
-        been started with the engine that lost its leases.
+        What ended in the RECENT_SECONDS before the first look counts as recent too: a gateway may
+        have started together with the engine that lost its leases. Raise GatewayError where the
+        ledger does not answer.
         """
         wall_ms = self._clock.wall_ms()
         before = self._ended
@@ -90,8 +91,8 @@ class LeaseEnds:
         self._metrics.set("leases_not_known", sum(fate.not_known for fate in fates.values()))
 
     def _count(self, ended: Counter[tuple[str, str]]) -> None:
-        """Let the counters go on from the ledger's sums at the first look. Old rows that are
-        deleted, and engines that came back, make sums smaller and no counter."""
+        """Add what the ledger's sums have grown by to the counters. A sum gets smaller when old
+        rows are deleted or when an engine comes back. A counter never does."""
         before = self._ended or Counter()
         grown = Counter[str]()
         for (engine, reason), leases in ended.items():
@@ -100,8 +101,8 @@ class LeaseEnds:
             self._metrics.count(_METRIC, reason, amount=grown[reason])
 
     def findings(self, now: float) -> Iterator[Finding]:
-        """The engines whose leases were found to have ended early within RECENT_SECONDS. It has
-        ended where none was found for LULL_SECONDS."""
+        """A finding on each engine with leases that ended early, as found within RECENT_SECONDS.
+        The finding has ended once no more were found for LULL_SECONDS."""
         self._forget(now)
         for engine, losses in self._losses.items():
             parts = [
@@ -128,7 +129,7 @@ class LeaseEnds:
 
 
 def _ended_of(fates: Mapping[str, LeaseFates]) -> Counter[tuple[str, str]]:
-    """The leases that ended, by engine and how."""
+    """The number of leases that ended, by engine and by how they ended."""
     return Counter(
         {
             (engine, reason): leases

@@ -1,5 +1,5 @@
-"""What is wrong with this gateway's journal, ledger and loops. Pure but for a look at the files'
-places."""
+"""What is wrong with this gateway's journal, ledger and loops. Pure, but for a check that the
+files are still in place."""
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -80,8 +80,11 @@ def of_lost(lost: LostTurns) -> Iterator[Finding]:
 def of_purges(
     purges: Sequence[PendingPurge], refusal: str, now: float, wall_ms: int
 ) -> Iterator[Finding]:
-    """One engine's purges that it still has to do. `refusal` says why it refuses them, if it does;
-    `now` is in monotonic seconds."""
+    """The finding on the purges that one engine still has to do.
+
+    `refusal` says why the engine refuses them; it is empty if it does not. `now` is in monotonic
+    seconds, and `wall_ms` in milliseconds since 1970.
+    """
     if not purges:
         return
     engine = purges[0].engine

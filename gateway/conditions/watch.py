@@ -1,4 +1,4 @@
-"""The one list of what is wrong, with since when. A loop looks each second, so that it knows."""
+"""The one list of what is wrong, and since when. A loop looks each second, so that it knows."""
 
 import asyncio
 from collections import Counter
@@ -26,12 +26,14 @@ _ORDER = {"critical": 0, "warning": 1, "info": 2}
 
 
 class _Lasting(NamedTuple):
-    """A finding of the last look, since when it lasts (milliseconds since 1970), since when the
-    looks find it (monotonic seconds), and when it ended (milliseconds since 1970)."""
+    """A finding of the last look, with its times."""
 
     finding: Finding
+    # When it began, in milliseconds since 1970.
     since_ms: int
+    # When it began, in monotonic seconds.
     first_seen: float
+    # When it ended, in milliseconds since 1970; None while it lasts.
     ended_ms: int | None
 
 
@@ -42,7 +44,10 @@ class Watch:
         self._lasting: dict[tuple[ConditionKind, str], _Lasting] = {}
 
     def take(self, findings: Iterable[Finding], now: float, wall_ms: int) -> None:
-        """Take in what a look found; what it did not find is over."""
+        """Take in what a look found. Findings of the look before that it lacks are over.
+
+        `now` is in monotonic seconds, and `wall_ms` in milliseconds since 1970.
+        """
         lasting = dict[tuple[ConditionKind, str], _Lasting]()
         for finding in findings:
             key = finding.kind, finding.about
@@ -51,7 +56,8 @@ class Watch:
             if finding.ended is not None:
                 ended_ms = wall_ms - round((now - finding.ended) * 1000)
             if before is not None:
-                # A wall clock that jumps moves no end either.
+                # Keep the end as it was first computed, so that a jump of the wall clock does not
+                # move it.
                 if before.finding.ended == finding.ended:
                     ended_ms = before.ended_ms
                 lasting[key] = before._replace(finding=finding, ended_ms=ended_ms)
@@ -64,8 +70,11 @@ class Watch:
     def conditions(
         self, now: float, *, is_for_all: bool = False, with_new: bool = False
     ) -> list[Condition]:
-        """Those that have lasted long enough, the worst first; `with_new` also the others. With
-        `is_for_all` those that keys of one workspace may see, as they may see them."""
+        """The conditions that have lasted long enough to be told, the worst first.
+
+        With `with_new` the others are there too. With `is_for_all` the list is as keys of one
+        workspace may see it. `now` is in monotonic seconds.
+        """
         conditions = list[Condition]()
         for finding, since_ms, first_seen, ended_ms in self._lasting.values():
             kind = KINDS[finding.kind]
@@ -121,14 +130,14 @@ class Conditions:
         self._increases = Increases()
 
     def now(self, *, is_for_all: bool = False, with_new: bool = False) -> list[Condition]:
-        """The conditions of this moment, the worst first; `with_new` also those that have not
-        lasted long enough to be told."""
+        """Look, and return the conditions of this moment, the worst first. The keywords are those
+        of `Watch.conditions`."""
         now = self._clock.monotonic()
         self._watch.take(self._findings(now), now, self._clock.wall_ms())
         return self._watch.conditions(now, is_for_all=is_for_all, with_new=with_new)
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """How many there are of each kind and severity, also of kinds that there are none of."""
+        """The number of conditions by kind and severity, with 0 for kinds without one."""
         numbers = Counter(condition.kind for condition in self.now())
         return {(name, kind.severity): numbers[name] for name, kind in KINDS.items()}
 

@@ -42,7 +42,7 @@ class ModelIdsTable:
             await self._ledger.run(insert_into(ModelIdRow).on_conflict_do_nothing(), rows)
 
     async def learn(self, before: OwnedId, after: OwnedId) -> None:
-        """Put `after` in the place of `before`, unless the row has changed meanwhile."""
+        """Replace `before` by `after`, unless the row has changed meanwhile."""
         expected = _row(before)
         statement = update(ModelIdRow).where(
             ModelIdRow.id == before.id,

@@ -29,7 +29,7 @@ class PendingPurgesTable:
         ]
 
     async def add(self, purge: PendingPurge) -> None:
-        """Add a purge. One of the same engine and scope is asked for anew."""
+        """Add a purge. If the engine has a purge of the scope already, it is asked for anew."""
         insert_into = postgresql.insert if self._ledger.is_postgres else sqlite.insert
         row = {
             "engine": purge.engine,

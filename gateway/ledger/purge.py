@@ -1,7 +1,7 @@
-"""Removes all that the database keeps of one workspace's texts. What it was billed for stays.
+"""Removes all texts of one workspace from the database. The records of what it was billed for stay.
 
-SQLite writes zeros over what is deleted, and its log is emptied afterwards. PostgreSQL's rows go
-with its own vacuum.
+SQLite writes zeros over deleted rows, and its log is emptied afterwards. PostgreSQL's own vacuum
+removes deleted rows there.
 """
 
 from collections.abc import Sequence
@@ -20,19 +20,19 @@ from gateway.ledger.schema import (
 
 _ROWS = 50
 _SECONDS = 60.0
-"""Rows may have megabytes each, and all of them are written over."""
+"""The rows of one delete. It is small, since a row may have megabytes that are written over."""
 _ENDED = "ended"
 _PURGED: tuple[tuple[str, type[Any], str], ...] = (
     ("turn_contents", TurnContentRow, "turn_id"),
     ("responses", KeptResponseRow, "turn_id"),
     ("cached_contents", CachedContentRow, "id"),
 )
-"""What is deleted by the name of its kind: the table, and its key."""
+"""The table and the key of each kind of texts, by the name of the kind."""
 
 
 async def purge_texts(ledger: Ledger, workspace: str) -> dict[str, int]:
-    """Delete what was asked and answered, kept responses and conversations, cached contents, and
-    batches that have ended, with their rows. Return how many of each kind there were."""
+    """Delete prompts and answers, kept responses and conversations, cached contents, and ended
+    batches with their rows. Return the number of deleted rows by kind."""
     purged: dict[str, int] = {}
     for kind, table, key in _PURGED:
         column = getattr(table, key)
@@ -60,7 +60,7 @@ async def running_batches(ledger: Ledger, workspace: str) -> Sequence[str]:
 
 
 async def _delete(ledger: Ledger, table: type[Any], column: Any, some: Any) -> int:
-    """Some at a time: SQLite has one writer."""
+    """Delete rows, some at a time, since SQLite has one writer. Return their number."""
     total = 0
     while True:
         async with ledger.transaction(_SECONDS) as connection:
@@ -72,7 +72,7 @@ async def _delete(ledger: Ledger, table: type[Any], column: Any, some: Any) -> i
 
 
 async def _delete_rows(ledger: Ledger, batch_id: str) -> int:
-    """A batch's rows, then the batch."""
+    """Delete a batch's rows, and then the batch. Return the number of rows."""
     total = 0
     of_batch = BatchItemRow.batch_id == batch_id
     while True:

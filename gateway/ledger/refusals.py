@@ -1,8 +1,8 @@
 """Requests that were refused before they were turns: counts by minute, key and reason.
 
-A refusal costs no row of its own. A gateway counts in memory and writes its counts every few
-seconds, off the path of any request. Where it is killed, it loses what it counted since. A count is
-written as it stands, under the gateway's own name, so a repeated write changes nothing.
+A refusal has no row of its own. A gateway counts in memory, and writes its counts every few seconds
+outside of any request. A gateway that is killed loses what it counted since its last write. A write
+has the whole count under the gateway's own name, so a repeated write changes nothing.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ REASON_CHARACTERS = 64
 
 
 class Place(NamedTuple):
-    """What one count is of. Workspace and key are empty for a request without a valid key."""
+    """What one count is about. Workspace and key are empty for a request without a valid key."""
 
     minute_ms: int
     workspace_id: str
@@ -49,7 +49,7 @@ class RefusalsTable:
         self._ledger = ledger
 
     async def put(self, gateway: str, counts: Mapping[Place, int]) -> None:
-        """Write the counts of one gateway as they stand."""
+        """Write the counts of one gateway. They replace its earlier counts of the same places."""
         # All writers use one order, so that no two deadlock.
         rows = [
             {**place._asdict(), "gateway": gateway, "requests": requests}
@@ -66,9 +66,11 @@ class RefusalsTable:
     async def read(
         self, since_ms: int, until_ms: int, workspace: str | None, limit: int
     ) -> RefusalCounts:
-        """The counts of minutes that begin in [since_ms, until_ms), the newest first, at most
-        `limit`, and the sum of all. Without a `workspace` all requests count, also those without a
-        key."""
+        """The counts of minutes that begin in [since_ms, until_ms), and the sum of all of them.
+
+        The newest counts come first, and there are at most `limit`. Without a `workspace` all
+        requests count, also those without a key.
+        """
         row = RefusalRow
         within: list[Any] = [row.minute_ms >= since_ms, row.minute_ms < until_ms]
         if workspace is not None:
@@ -112,8 +114,8 @@ class RefusalCounter:
         self._changed.add(place)
 
     async def flush(self) -> None:
-        """Write what was counted since the last time. Raise LedgerUnavailable: the next flush then
-        writes it."""
+        """Write what was counted since the last time. Raise LedgerUnavailable without the database;
+        the next flush then writes it."""
         async with self._flushing:
             minute_ms = self.clock.wall_ms() // MINUTE_MS * MINUTE_MS
             changed = self._changed

@@ -1,4 +1,4 @@
-"""Which revision of the schema a database has. A gateway works with its own revision alone.
+"""Which revision of the schema a database has. A gateway works only with its own revision.
 
 Since 2026-11-28 revisions are only added, and a database of any of them can be upgraded. A database
 from before that day, or of a newer version, is left as it is. The error says so, and what to do.
@@ -27,7 +27,7 @@ _LOST = (
 
 
 def columns_of(connection: Connection) -> Columns:
-    """The columns of those tables that have the name of a table of the gateway."""
+    """The columns of the database's tables that have the name of a table of the gateway."""
     reflected = inspect(connection)
     tables = [name for name in reflected.get_table_names() if name in Base.metadata.tables]
     return {
@@ -37,7 +37,7 @@ def columns_of(connection: Connection) -> Columns:
 
 
 def revision_of(connection: Connection) -> str | None:
-    """The revision that the database says it has; None where it says none."""
+    """The revision that the database records; None where it records none."""
     if not inspect(connection).has_table(_VERSIONS):
         return None
     revisions = connection.execute(text(f"SELECT version_num FROM {_VERSIONS}")).scalars().all()  # noqa: S608
@@ -112,8 +112,8 @@ def problem_of(revision: str | None, columns: Columns) -> str | None:
 
 
 class SchemaWatch:
-    """Keeps looking whether the database has this version's schema, and tells the ledger's
-    identity. A database that is away is no problem of the schema."""
+    """Looks again and again whether the database has this version's schema, and reports it to the
+    ledger's identity. A database that is away is no problem of the schema."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

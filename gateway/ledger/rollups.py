@@ -1,11 +1,11 @@
 """Closed turns and the sums over them: each turn is inserted, and added to the sums, exactly once.
 
 The drain's transaction adds only turns that it really inserted, so a repeated batch adds nothing.
-Every sum is defined once, as one SQL expression over the turns. It serves to add turns, to rebuild
-the sums, and to read the parts of a range that no interval covers.
+Every sum is defined once, as one SQL expression over the turns. The same expression adds turns,
+rebuilds the sums, and reads the parts of a range that no interval covers.
 
-Sums by engine are over all keys, and those of short intervals over all workspaces too. So their
-number grows with the engines alone.
+Sums by engine are over all keys. Those of short intervals are over all workspaces too. So their
+number grows only with the engines.
 """
 
 import json
@@ -57,12 +57,13 @@ _TOKENS = (*InputUsage.__struct_fields__, "output_tokens", "thinking_tokens")
 
 
 def written_tokens(of: Any) -> Any:
-    """The tokens written under all TTLs: of a table's columns, or of a row that has them."""
+    """The tokens written under all TTLs. `of` is a table, for an expression, or a row, for a
+    number."""
     return reduce(add, (getattr(of, name) for name in WRITE_FIELDS.values()))
 
 
 def prompt_tokens(of: Any) -> Any:
-    """The tokens of the prompt: of a table's columns, or of a row that has them."""
+    """The tokens of the prompt. `of` is a table, for an expression, or a row, for a number."""
     return of.input_tokens + of.cache_read_tokens + written_tokens(of)
 
 
@@ -88,8 +89,8 @@ def dimensions() -> dict[str, sa.ColumnElement[Any]]:
 def measures() -> dict[str, sa.ColumnElement[int]]:
     """The measures, as sums over many turns.
 
-    Automatic reuse begins where a read ends. It first covers what the turn writes. The rest of it
-    is input that was reused from memory (`automatic_input_tokens`).
+    Automatic reuse begins where a read ends. It covers what the turn writes first. The rest of the
+    reuse is input that came out of memory (`automatic_input_tokens`).
     """
     reused = TurnRow.automatic_tokens - written_tokens(TurnRow)
     return {
@@ -170,8 +171,8 @@ def _epochs(where: sa.ColumnElement[bool]) -> Any:
 
 
 def _upsert(on_postgres: bool, table: type[Base], source: Any) -> Any:
-    """Add the rows of `source` to those of the table. Counts are added up. Of texts and moments the
-    largest or the smallest stays.
+    """Add the rows of `source` to those of the table. Counts are added up. A text or a moment
+    becomes the largest or the smallest of the two.
 
     All writers use one order of rows, so that no two deadlock.
     """
@@ -207,8 +208,8 @@ WIDTHS_SECONDS: dict[IntervalTable, tuple[tuple[int, ...], tuple[int, ...]]] = {
     ReasonRollupRow: ((*_LONG, MINUTE_SECONDS), _LONG),
     LatencyRollupRow: ((*_LONG, FIVE_MINUTES_SECONDS), (DAY_SECONDS,)),
 }
-"""The lengths of intervals, the longest first: those of sums over all engines, and those of sums by
-engine. Sums of intervals shorter than an hour are deleted with their turns."""
+"""The lengths of intervals, the longest first. Sums over all engines have one list, and sums by
+engine have another. Sums of intervals shorter than an hour are deleted with their turns."""
 
 
 def interval_sums(where: sa.ColumnElement[bool]) -> dict[IntervalTable, Any]:
@@ -235,8 +236,8 @@ def _interval_rows(
     where: sa.ColumnElement[bool],
     kinds: dict[str, Any] | None = None,
 ) -> Any:
-    """The rows of one table. With `kinds` each of these columns makes rows of its own, of the turns
-    in which it has a value."""
+    """The rows of one table. Each column of `kinds` makes rows of its own, over the turns in which
+    it has a value."""
     widths = [
         (by_engine, width)
         for by_engine, widths_of_rows in enumerate(WIDTHS_SECONDS[table])
@@ -288,10 +289,10 @@ def _start(ms: Any, width_seconds: int) -> sa.ColumnElement[int]:
 def intervals(
     table: IntervalTable, since_ms: int, until_ms: int, *, is_short: bool | None = None
 ) -> sa.ColumnElement[bool]:
-    """The condition of rows whose intervals begin in [since, until). `is_short` True leaves only
-    intervals shorter than an hour, False only the others.
+    """The condition of rows whose intervals begin in [since, until). With `is_short` True these are
+    only intervals shorter than an hour, and with False only the others.
 
-    It names the key's columns up to the start, so that the key's index serves.
+    The condition names the key's columns up to the start, so that the key's index serves.
     """
     all_widths = set(chain.from_iterable(WIDTHS_SECONDS[table]))
     widths = [width for width in all_widths if is_short in (None, width < HOUR_SECONDS)]
@@ -301,7 +302,7 @@ def intervals(
 
 MARK_KINDS = tuple(f"mark{number}" for number in range(1, MAX_BREAKPOINTS + 1))
 MIXED = "mixed"
-"""The kind of reasons of deleted turns, of which it is not known whether they read something."""
+"""The kind of the reasons of deleted turns for which nobody knows whether they read something."""
 
 
 def reasons() -> dict[str, sa.ColumnElement[Any]]:
@@ -342,10 +343,10 @@ def _are_new(turn_id: Any, on_postgres: bool) -> sa.ColumnElement[bool]:
 
 @cache
 def gap_changes(on_postgres: bool) -> Any:
-    """How much each prefix's counts of gaps grow by the new turns, in whatever order they come.
+    """How much each prefix's counts of gaps grow by the new turns. The turns may come in any order.
 
-    A new turn adds the gap to the turn before it. Where there is a turn after it, that one's gap
-    changes: its new gap is added and its former one is taken off.
+    A new turn adds the gap to the turn before it. If there is a turn after it, that turn's gap
+    changes: the new gap is added and the former one is taken off.
     """
     other = aliased(TurnRow)
     place = sa.tuple_(TurnRow.opened_ms, TurnRow.id)
@@ -378,7 +379,7 @@ def gap_changes(on_postgres: bool) -> Any:
     )
 
     def growth(above: int, up_to: int) -> sa.ColumnElement[int]:
-        """Of the count of gaps in (above, up_to]."""
+        """How much the count of gaps grows. The gaps are in (above, up_to], in milliseconds."""
 
         def counted(gap: sa.ColumnElement[int], sign: int) -> sa.ColumnElement[int]:
             return sa.case((gap.between(above + 1, up_to), sign), else_=0)
@@ -411,7 +412,8 @@ def _with_gaps(changes: Any) -> Any:
 
 @cache
 def _adding(on_postgres: bool) -> list[Any]:
-    """The statements of every drain. They are made once: that costs more than to run them.
+    """The statements of every drain. They are made once, since making them costs more than running
+    them.
 
     The prefixes' statement locks their rows, so that the second of two writers sees the first one's
     turns.
@@ -424,8 +426,8 @@ def _adding(on_postgres: bool) -> list[Any]:
 
 
 async def rebuild_interval(connection: AsyncConnection, since_ms: int, until_ms: int) -> None:
-    """Replace the sums of whole days by sums of the turns that are there. Writers wait meanwhile:
-    what they insert is added afterwards."""
+    """Replace the sums of whole days by sums of the turns that are there. Writers wait meanwhile,
+    and their turns are added afterwards."""
     await _lock(connection, *WIDTHS_SECONDS)
     for table in WIDTHS_SECONDS:
         await connection.execute(sa.delete(table).where(intervals(table, since_ms, until_ms)))
@@ -463,7 +465,7 @@ async def rebuild_whole(connection: AsyncConnection) -> None:
 
 
 async def horizon_ms(connection: AsyncConnection) -> int:
-    """The moment from which on no turn was deleted, in Unix ms; 0 where none ever was."""
+    """The moment since which no turn was deleted, in Unix ms; 0 where none was ever deleted."""
     horizon = (await connection.execute(sa.select(HorizonRow.turns_ms))).scalar_one_or_none()
     return horizon or 0
 

@@ -1,6 +1,7 @@
-"""Ends rows of batches: a row's result and its turn come into the database together, or not at all.
+"""Ends rows of batches. A row's result and its turn are written together, in one transaction.
 
-The first try that comes ends the row. So a row is charged once, however many tries gateways made.
+The first try to be written ends the row. So a row is charged once, however many tries gateways
+made.
 """
 
 from collections.abc import Sequence
@@ -16,10 +17,10 @@ from gateway.ledger.schema import BatchItemRow, TurnRow
 
 
 async def end_rows(ledger: Ledger, records: Sequence[TurnRecord]) -> set[str]:
-    """End the rows of these turns; return the ids of the turns that the ledger has.
+    """End the rows of these turns. Return the ids of those turns that the ledger has then.
 
-    A turn that is not among them came second: the ledger has another gateway's turn for its row. A
-    row may have ended without a turn, because it was canceled, expired or deleted: then the turn is
+    A turn whose id is missing came second: the ledger has another gateway's turn for its row. A row
+    may have ended without a turn, because it was canceled, expired or deleted. Then the turn is
     inserted as not delivered. A second call changes nothing. Raise the errors of
     `Ledger.insert_turns`.
     """
@@ -31,7 +32,7 @@ async def end_rows(ledger: Ledger, records: Sequence[TurnRecord]) -> set[str]:
 
 def _end_rows(connection: sa.Connection, records: Sequence[TurnRecord]) -> set[str]:
     inserted: list[TurnRecord] = []
-    # All gateways use one order, so that no two wait for each other.
+    # All gateways use one order of rows, so that no two wait for each other.
     for record in sorted(records, key=lambda record: record.id):
         assert record.row is not None
         if _end_row(connection, record.row):

@@ -58,10 +58,10 @@ class WorkspaceRow(Base):
     max_concurrency: Mapped[int | None]
     monthly_spend_nano: Mapped[int | None]
     lease_share: Mapped[float | None]
-    # Also told in `grants.py`. NULL is the installation's setting.
+    # `grants.py` explains these too. NULL is the installation's setting.
     auto_cache: Mapped[str | None] = mapped_column(sa.String(16))
     auto_cache_ttl: Mapped[str | None] = mapped_column(sa.String(4))
-    # For how many days prompts and answers are stored; NULL stores none.
+    # How many days prompts and answers are stored; NULL stores none.
     keep_days: Mapped[int | None]
     may_approximate: Mapped[bool] = mapped_column(server_default="0")
 
@@ -90,7 +90,7 @@ class ApiKeyRow(Base):
     scope: Mapped[str] = mapped_column(sa.String(16), server_default="inference")
     expires_at: Mapped[datetime | None]
     last_used_at: Mapped[datetime | None]
-    # The key in whose place a rotation made this one. Each is replaced once at most.
+    # The key that a rotation replaced by this one. Each key is replaced at most once.
     replaces: Mapped[str | None] = mapped_column(sa.String(32), unique=True)
     auto_cache: Mapped[str | None] = mapped_column(sa.String(16))
     auto_cache_ttl: Mapped[str | None] = mapped_column(sa.String(4))
@@ -190,7 +190,7 @@ class TurnRow(CacheColumns, Base):
     cost_nano: Mapped[int | None]
     cost_without_cache_nano: Mapped[int | None]
     num_removed: Mapped[int] = mapped_column(server_default="0")
-    # This and `prefix` have keyed digests only.
+    # This column and `prefix` have only keyed digests.
     fingerprint: Mapped[bytes | None] = mapped_column(sa.LargeBinary)
     dialect: Mapped[str | None] = mapped_column(sa.String(16))
     prefix: Mapped[str | None] = mapped_column(sa.String(16))
@@ -207,7 +207,7 @@ class TurnRow(CacheColumns, Base):
     status: Mapped[int | None]
     error: Mapped[str | None] = mapped_column(sa.String(300))
     approximate: Mapped[str | None] = mapped_column(sa.String(64))
-    # Of `checksums.py`. NULL in rows from before revision 0005.
+    # The row's checksum (`checksums.py`). NULL in rows from before revision 0005.
     checksum: Mapped[int | None]
     content: Mapped[str | None] = mapped_column(sa.String(16))
     # `TurnMark`s. NULL in rows from before revision 0009, and where an engine did not report them.
@@ -217,8 +217,8 @@ class TurnRow(CacheColumns, Base):
 class IntervalColumns:
     """The keys of sums over the turns that began in one interval. `rollups.py` defines the sums."""
 
-    # 0: over all engines, and `engine` is empty. 1: over all keys, and an empty `engine` is that of
-    # turns without one.
+    # 0: the sum is over all engines, and `engine` is empty. 1: the sum is over all keys, and an
+    # empty `engine` stands for turns without an engine.
     by_engine: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, sort_order=-1)
     width_seconds: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, sort_order=-1)
     start_ms: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, sort_order=-1)
@@ -271,11 +271,11 @@ class LatencyRollupRow(IntervalColumns, Base):
 
     __tablename__ = "latency_rollups"
 
-    # How many of `rollups.PROMPT_EDGES` are below the prompt.
+    # How many of `rollups.PROMPT_EDGES` are below the prompt's tokens.
     prompt_bucket: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     # 1 for turns that read from a cache.
     has_read: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    # Of `rollups.ttft_bin`.
+    # The bin of the time to first token (`rollups.ttft_bin`).
     bin: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     requests: Mapped[int]
 
@@ -284,7 +284,8 @@ class PrefixRow(CacheColumns, Base):
     """One marked prefix, over its whole life in the ledger and all models."""
 
     __tablename__ = "prefixes"
-    # Most prefixes of growing conversations are sent once. The pages ask for the others.
+    # The index of prefixes that were sent more than once, for the pages. Most prefixes of growing
+    # conversations are sent once.
     __table_args__ = (
         sa.Index(
             "ix_prefixes_reused",
@@ -339,7 +340,7 @@ class ModelIdRow(Base):
     id: Mapped[str] = mapped_column(sa.String(MODEL_CHARACTERS), primary_key=True)
     # The name that the model's engine gave it first.
     engine_model: Mapped[str] = mapped_column(sa.String(256))
-    # All that engines said of the model, as JSON.
+    # Everything that engines reported about the model, as JSON.
     identity: Mapped[str] = mapped_column(sa.Text)
     since: Mapped[datetime]
 
@@ -355,7 +356,7 @@ class EpochReportRow(Base):
     device: Mapped[str] = mapped_column(sa.String(128))
     kind: Mapped[str] = mapped_column(sa.String(256))
     first_ms: Mapped[int]
-    # When the engine was last heard.
+    # When the engine last answered.
     last_ms: Mapped[int]
     silent_ms: Mapped[int | None]
     granted: Mapped[int]
@@ -461,15 +462,16 @@ class CachedContentRow(Base):
     display_name: Mapped[str] = mapped_column(sa.String(128))
     # The request's JSON, compressed and encrypted (`sealed.py`).
     body: Mapped[bytes] = mapped_column(sa.LargeBinary)
-    # Of the prompt.
+    # The bytes of the prompt.
     num_bytes: Mapped[int]
+    # The tokens of the prompt.
     num_tokens: Mapped[int]
     # The prompt's name, keyed by the workspace's scope.
     prefix: Mapped[str] = mapped_column(sa.String(16))
     created_at: Mapped[datetime]
     updated_at: Mapped[datetime]
     expires_at: Mapped[datetime]
-    # Engines were asked to hold it until then.
+    # Until when engines were asked to hold it.
     held_until: Mapped[datetime]
 
 
@@ -488,7 +490,7 @@ class BatchRow(Base):
     # The `anthropic-version` of its request.
     version: Mapped[str] = mapped_column(sa.String(16))
     status: Mapped[str] = mapped_column(sa.String(16))
-    # Of its rows.
+    # The bytes of its rows.
     num_bytes: Mapped[int]
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime]

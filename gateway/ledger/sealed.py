@@ -1,10 +1,10 @@
 """Clients' texts in the database, encrypted: prompts, answers, batches and cached contents.
 
-AES-GCM, with keys derived from the master secret by HKDF: one for each workspace's texts, one for
-each batch. A body is bound to its place, and can't be read in another one.
+The cipher is AES-GCM. Its keys are derived from the master secret by HKDF: one for each workspace's
+texts, and one for each batch. A body is bound to its place, and can't be read in another place.
 
-Before revision 0003 rows of batches and cached contents were plain zlib streams, which begin with
-another byte than a sealed body. They are read as they are until they have been sealed.
+Before revision 0003 rows of batches and cached contents were plain zlib streams. These begin with
+another byte than a sealed body, and are read as they are until they have been sealed.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class Cipher:
         return nonce + self._aead.encrypt(nonce, plain, place.encode())
 
     def opened(self, place: str, body: bytes) -> bytes:
-        """Raise NotFound for a body of another place or another master secret."""
+        """The plain body. Raise NotFound for a body of another place or another master secret."""
         nonce = body[:_NONCE_BYTES]
         try:
             return self._aead.decrypt(nonce, body[_NONCE_BYTES:], place.encode())
@@ -67,14 +67,14 @@ class Cipher:
 
 
 def mark_of(master: SecretStr) -> int:
-    """What the database stores of a master secret. The secret can't be found from it."""
+    """The number that the database stores for a master secret. It does not reveal the secret."""
     derived = HKDF(SHA256(), _MARK_BYTES, None, b"holdfast mark of the master secret")
     return int.from_bytes(derived.derive(master.get_secret_value().encode()), "big")
 
 
 async def is_known_master(ledger: Ledger, master: SecretStr) -> bool:
-    """Whether this is the database's master secret. A new database takes the first one that it is
-    asked about. Raise LedgerUnavailable."""
+    """Whether this is the database's master secret. A new database takes the first secret that it
+    is asked about. Raise LedgerUnavailable without the database."""
     insert_into = postgresql.insert if ledger.is_postgres else sqlite.insert
     row = {"name": MASTER, "value": mark_of(master)}
     query = select(WatermarkRow.value).where(WatermarkRow.name == MASTER)
@@ -96,7 +96,7 @@ class Texts:
         return _SEALED + self._contents_of(workspace).sealed(content_id, body)
 
     def opened_content(self, workspace: str, content_id: str, body: bytes) -> bytes:
-        """Raise NotFound for a body of another master secret."""
+        """The plain body. Raise NotFound for a body of another master secret."""
         return _opened(self._contents_of(workspace), content_id, body)
 
     def _contents_of(self, workspace: str) -> Cipher:
@@ -136,19 +136,19 @@ def _is_plain(column: ColumnElement[Any]) -> ColumnElement[bool]:
 
 
 class Sealing:
-    """Seals the rows of before revision 0003, some at a time, so that others can write between
-    them. What a kill leaves is sealed at the next start."""
+    """Seals the rows from before revision 0003, some at a time, so that others can write in
+    between. Rows that a kill leaves plain are sealed at the next start."""
 
     def __init__(self, ledger: Ledger, master: SecretStr) -> None:
         self._ledger = ledger
         self._master = master
         self._texts = Texts(master)
-        # What is wrong with the master secret. It is known once the database was asked.
+        # What is wrong with the master secret; None until the database has been asked.
         self.problem: str | None = None
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Run until all rows are sealed. While the database is away, try again. With another master
-        secret than the database's nothing is sealed."""
+        """Run until all rows are sealed. While the database is away, try again. If the master
+        secret is not the database's, nothing is sealed."""
         while not stopping.is_set():
             try:
                 if not await is_known_master(self._ledger, self._master):

@@ -73,8 +73,9 @@ async def rebuild(ledger: Ledger) -> int:
 
 
 async def retain(ledger: Ledger, turns_ms: int, rollups_ms: int, month_ms: int) -> Deleted:
-    """Delete turns that began before `turns_ms`, and sums from before `rollups_ms`, which must not
-    be later. Both moments are cut to whole UTC days.
+    """Delete turns that began before `turns_ms`, and sums from before `rollups_ms`.
+
+    `rollups_ms` must not be later than `turns_ms`. Both are cut to whole UTC days.
 
     Sums since `month_ms`, the beginning of the calendar month, stay: spend limits need them.
     """
@@ -93,7 +94,7 @@ async def retain(ledger: Ledger, turns_ms: int, rollups_ms: int, month_ms: int) 
 
 
 async def _move_horizon(ledger: Ledger, turns_ms: int) -> None:
-    # The horizon moves first, so that no reader takes half of the turns for all of them.
+    # The horizon moves before turns are deleted, so that no reader takes the rest for all turns.
     insert = postgresql.insert if ledger.is_postgres else sqlite.insert
     moved = insert(schema.HorizonRow).values(id=1, turns_ms=turns_ms)
     moved = moved.on_conflict_do_update(
@@ -105,7 +106,7 @@ async def _move_horizon(ledger: Ledger, turns_ms: int) -> None:
 
 
 async def _delete_turns(ledger: Ledger, turns_ms: int) -> int:
-    """Delete what is told of single turns from before `turns_ms`; return the number of turns."""
+    """Delete turns, contents and refusals from before `turns_ms`. Return the number of turns."""
     num_turns = 0
     batch = select(schema.TurnRow.id).where(schema.TurnRow.opened_ms < turns_ms).limit(_BATCH)
     while True:
@@ -154,15 +155,15 @@ async def _delete_lease_ends(ledger: Ledger, turns_ms: int, rollups_ms: int) -> 
 _ROWS = 1000
 _EPOCH_REPORTS = 50
 MADE_UP = "made up"
-"""The kind of the engines that sample data is of."""
+"""The kind of the engines in sample data."""
 Row = Mapping[str, Any]
 
 
 async def claim(
     ledger: Ledger, now: datetime, workspaces: Sequence[Row], keys: Sequence[Row]
 ) -> None:
-    """Mark an empty database as one of sample data, and make its workspaces and keys, given as
-    columns by name. Raise InvalidRequest where the database is not empty."""
+    """Mark an empty database as one of sample data, and make its workspaces and keys from columns
+    by name. Raise InvalidRequest where the database is not empty."""
     async with ledger.transaction() as connection:
         await identity.count_change(connection)
         if ledger.is_postgres:
@@ -190,7 +191,9 @@ async def fill(
     epoch_reports: Callable[[], Iterable[EpochReport]] = tuple,
 ) -> int:
     """Insert made-up turns into a claimed database and sum them up. Return their number.
-    `epoch_reports` are called for when all turns are there: what became of their leases."""
+
+    `epoch_reports` is called once all turns are there. It reports what became of their leases.
+    """
     total = 0
     epochs = dict[tuple[str, str], EpochReport]()
     observed = map(partial(_observe, epochs), records)
@@ -234,18 +237,20 @@ def _observe(epochs: dict[tuple[str, str], EpochReport], record: TurnRecord) -> 
 
 
 _KEYS = ("workspace_id", "key_id", "model", "price")
-# In some spreadsheet each of these makes a cell a formula: at its beginning, or behind a character
-# that begins another cell where the list separator is no comma. So do the full-width forms.
+# Each of these characters makes a cell a formula in some spreadsheet, and so do the full-width
+# forms. It does so at a cell's beginning, and behind a character that begins another cell where the
+# list separator is no comma.
 _FORMULA = re.compile("(^|[;\t\r\n])(?=[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20])")
 _PAGE = 1000
 EXPORT_SECONDS = 300.0
-"""An export that takes longer is cut off, also if only its client is slow."""
+"""The longest time of an export, which is then cut off, even if only its client is slow."""
 _WEEK_MS = 7 * _DAY_MS
 _SUMS = Totals.__struct_fields__
 
 
 def line(cells: Iterable[object]) -> str:
-    """One line of CSV. In a text an apostrophe stands before what could begin a formula."""
+    """One line of CSV. A text gets an apostrophe before each character that could begin a
+    formula."""
     output = io.StringIO()
     texts = ("" if cell is None else cell for cell in cells)
     safe = (_FORMULA.sub(r"\1'", cell) if isinstance(cell, str) else cell for cell in texts)
@@ -258,8 +263,8 @@ async def check_rows(
 ) -> None:
     """Raise InvalidRequest for an export that reads more than `max_rows` rows.
 
-    `step_seconds` is the interval of the exported sums; None exports single turns. No more rows
-    than the bound are counted. Sums of one engine are refused too: sums by key are of all engines.
+    `step_seconds` is the interval of the exported sums; None exports single turns. The count stops
+    at the bound. Sums of one engine are refused too, since sums by key are over all engines.
     """
     async with ledger.snapshot() as connection:
         parts = [sums.Part(None, of.since_ms, of.until_ms)]
@@ -280,8 +285,8 @@ async def check_rows(
 
 
 async def turns_since_ms(ledger: Ledger, of: sums.Range) -> int | None:
-    """The moment from which single turns of the range are there, where older ones were deleted;
-    None where all are."""
+    """The moment in Unix ms since which the range still has its single turns; None where no turn of
+    the range was deleted."""
     async with ledger.snapshot() as connection:
         horizon = await rollups.horizon_ms(connection)
     return horizon if of.since_ms < horizon else None
@@ -290,8 +295,11 @@ async def turns_since_ms(ledger: Ledger, of: sums.Range) -> int | None:
 async def usage_lines(
     ledger: Ledger, of: sums.Range, step_seconds: int, seconds: float = EXPORT_SECONDS
 ) -> AsyncIterator[str]:
-    """The header, and one line for each interval, workspace, key, model and price. All lines show
-    one moment. One week at a time is in memory. Raise LedgerUnavailable after `seconds`."""
+    """The header, and one line for each interval, workspace, key, model and price.
+
+    All lines show the database at one moment. One week at a time is in memory. Raise
+    LedgerUnavailable after `seconds`.
+    """
     yield line(("starting_at", "workspace", "key", "model", "price", *_SUMS, "saved_nano"))
     async with ledger.snapshot(seconds) as connection:
         of = await _with_turns(connection, await sums.widen_to_days(connection, of))
@@ -308,8 +316,8 @@ async def usage_lines(
 async def turn_lines(
     ledger: Ledger, of: sums.Range, seconds: float = EXPORT_SECONDS
 ) -> AsyncIterator[str]:
-    """The header and one line for each turn, the newest first. All lines show one moment. Raise
-    LedgerUnavailable after `seconds`."""
+    """The header and one line for each turn, the newest first. All lines show the database at one
+    moment. Raise LedgerUnavailable after `seconds`."""
     names = [name for name in Turn.__struct_fields__ if name != "opened_ms"]
     yield line(("opened_at", *names))
     after: Cursor | None = None
@@ -325,7 +333,7 @@ async def turn_lines(
 
 
 def _cell(value: object) -> object:
-    """A list is exported as JSON."""
+    """The value as it is exported: a list as JSON, and others as they are."""
     return msgspec.json.encode(value).decode() if isinstance(value, list) else value
 
 
@@ -344,7 +352,7 @@ async def _with_turns(connection: AsyncConnection, of: sums.Range) -> sums.Range
 
 
 def moment(ms: int) -> str:
-    """RFC 3339, UTC; whole seconds without a fraction."""
+    """The moment in RFC 3339 and UTC. Whole seconds have no fraction."""
     kind = "seconds" if ms % 1000 == 0 else "milliseconds"
     timestamp = datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec=kind)
     return timestamp.replace("+00:00", "Z")

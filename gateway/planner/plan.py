@@ -327,7 +327,7 @@ def _warnings(job: traffic.Job) -> list[str]:
 
 
 def change(kind: str, name: str, before: Point, after: Point) -> Change:
-    """What the change called `name` would do, with a sentence on the two points."""
+    """The change called `name`, with a sentence that compares its two points."""
     parts = [
         _difference("hit rate", _percent(before.hit_rate), _percent(after.hit_rate)),
         _difference("promise kept", _percent(before.promise_kept), _percent(after.promise_kept)),

@@ -151,16 +151,18 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Decoded(NamedTuple):
-    """A request and its input as it came."""
+    """A decoded body."""
 
     request: InteractionRequest
+    # The input as it came.
     input: Any
+    # The JSON schema of the answer's text; None without one.
     output_schema: dict[str, Any] | None
     # The paths of unknown fields.
     left_out: Sequence[str]
-    # So many of its steps are from stored interactions.
+    # How many of the first steps are from stored interactions.
     num_earlier: int = 0
-    # So many interactions before it are stored no longer.
+    # How many interactions before it are no longer stored.
     num_lost: int = 0
 
     @property
@@ -176,8 +178,8 @@ class Decoded(NamedTuple):
                 yield f"input[{index}]" if isinstance(self.input, list) else "input", step
 
     def behind(self, earlier: Sequence[Raw], num_lost: int, bounds: RequestBounds) -> "Decoded":
-        """The request behind kept steps. Raise InvalidRequest or TooLarge, as for a body that has
-        all of them."""
+        """The request with the `earlier` steps, which were kept, before its own. Raise
+        InvalidRequest or TooLarge as for a body that has all of them."""
         body = b'{"input":[%b]}' % b",".join(earlier)
         kept, _ = gemini.decode(body, Steps, bounds)
         whole = msgspec.structs.replace(self.request, input=[*kept.input, *self.request.input])
@@ -186,6 +188,7 @@ class Decoded(NamedTuple):
 
 
 def decode_interaction(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> Decoded:
+    """Decode a body. Raise InvalidRequest, or TooLarge for one beyond the bounds."""
     check_values(body, bounds.max_json_values, bounds.max_object_keys)
 
     def typed() -> tuple[Any, InteractionRequest, list[str]]:
@@ -208,7 +211,8 @@ def decode_interaction(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> D
 
 
 def _in_full(value: Any) -> Any:
-    """The body, with what may be a text by itself written out."""
+    """The body with its short forms written out: an input of one text, and a mode in the place of
+    a tool choice."""
     if not isinstance(value, dict):
         return value
     whole = dict(value)
@@ -222,7 +226,7 @@ def _in_full(value: Any) -> Any:
 
 
 def contents_in(result: Any, path: str, notepad: Notepad) -> list[Content] | None:
-    """The contents that a function's result is a list of; None for any other JSON."""
+    """The contents of a function's result that is a list of contents; None for other JSON."""
     if not isinstance(result, list):
         return None
     if not all(isinstance(item, dict) and item.get("type") in CONTENTS for item in result):
@@ -234,7 +238,7 @@ def contents_in(result: Any, path: str, notepad: Notepad) -> list[Content] | Non
 
 
 def _schema_of(request: InteractionRequest, bounds: RequestBounds) -> dict[str, Any] | None:
-    """The JSON schema that a request holds the answer's text to; None without one.
+    """The JSON schema that binds the answer's text; None without one.
 
     `response_format` is a format of text, a list of one, or a schema by itself.
     """
@@ -272,7 +276,8 @@ def _schema_of(request: InteractionRequest, bounds: RequestBounds) -> dict[str, 
 
 
 def kept_steps(value: Any) -> list[Raw]:
-    """The steps of an input as they are kept: contents that stand by themselves are the user's."""
+    """The steps of an input as they are kept. Consecutive contents outside of steps become one step
+    of the user."""
     items = [{"type": "text", "text": value}] if isinstance(value, str) else value
     steps: list[dict[str, Any]] = []
     is_open = False

@@ -1,7 +1,7 @@
 """What Google's Interactions API answers: interactions, the events of a stream, and their writer.
 
-`holdfast` is our extension; UNSET fields are not sent. A function call goes out whole, when its
-input is complete; one that was cut off is left out, so that the conversation can go on.
+`holdfast` is our extension. UNSET fields are not sent. A function call goes out when its input is
+complete. A call that was cut off is left out, so that the conversation can go on.
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,9 +49,9 @@ class ModalityTokens(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens. Output and thoughts do not overlap.
+    """Counts of tokens. Output and thoughts do not overlap.
 
-    - `total_input_tokens`: the whole prompt, what was read of it included
+    - `total_input_tokens`: the whole prompt, with what was read of it
     - `total_cached_tokens`: tokens billed as read, from a cached content or from any other lease
     """
 
@@ -67,7 +67,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Interaction(msgspec.Struct, frozen=True, kw_only=True):
-    """`input` are the steps that were asked with, where the client wants them."""
+    """One interaction. `input` has the steps of the request, where the client wants them."""
 
     id: str
     object: Literal["interaction"] = "interaction"
@@ -99,8 +99,9 @@ def usage_of(usage: protocol.InputUsage, output_tokens: int, thinking_tokens: in
 
 @dataclass(slots=True, kw_only=True)
 class InteractionWriter(Writer[Event, Interaction]):
-    """Writes one interaction, of which the last state is `interaction`."""
+    """Writes one interaction and its events."""
 
+    # The interaction as it is now.
     interaction: Interaction
     _index: int = 0
     # The block whose events go out now.
@@ -173,7 +174,8 @@ class InteractionWriter(Writer[Event, Interaction]):
         yield self._event("step.delta", delta=delta)
 
     def _close(self, *, is_last: bool = False) -> Iterator[Event]:
-        """End the open step. A call goes out here, but the last one only if it is whole."""
+        """End the open step. A call goes out here. A last call that was cut off is left out. Raise
+        EngineFailed for any other call whose input is no JSON object."""
         block = self._block_open
         self._block_open = None
         if block is None:
@@ -203,13 +205,14 @@ _STEP_TYPES = {"text": "model_output", "thinking": "thought"}
 
 
 def _complete(blocks: Sequence[Block]) -> Sequence[Block]:
-    """The blocks without a last call that was cut off, or is malformed."""
+    """The blocks without a last call whose input is cut off or malformed."""
     is_cut = bool(blocks) and blocks[-1].kind == "call" and args_of(blocks[-1]) is None
     return blocks[:-1] if is_cut else blocks
 
 
 def _step_of(block: Block) -> Step | None:
-    """None for a text of nothing. Raise EngineFailed for a call whose input is no JSON object."""
+    """The step of a block; None for an empty text. Raise EngineFailed for a call whose input is no
+    JSON object."""
     if block.kind == "call":
         arguments = args_of(block)
         if arguments is None:

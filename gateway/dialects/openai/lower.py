@@ -1,4 +1,4 @@
-"""From Chat Completions and Completions requests to an Ask: prompt, slots, demands.
+"""From Chat Completions and Completions requests to an Ask: prompt, slots and demands.
 
 Tools come first, then the system and developer messages at the beginning, then everything else in
 order. Later system messages stay where they are. Tool results are part of the user's turn.
@@ -50,7 +50,7 @@ _MAX_TOKEN_DIGITS = 9
 def chat_ask_of(request: wire.ChatRequest, context: RequestContext) -> Ask:
     """The Ask of a chat request. Without a limit the answer may take the rest of the context.
 
-    Raise InvalidRequest for content that no engine could be sent.
+    Raise InvalidRequest for content that can't be sent to an engine.
     """
     max_tokens = _chat_max_tokens(request)
     request = msgspec.structs.replace(request, messages=with_tools(request.messages))
@@ -87,7 +87,8 @@ def _chat_max_tokens(request: wire.ChatRequest) -> int | None:
 
 
 def _check_answered(messages: Sequence[wire.Message]) -> None:
-    """Check that the messages right behind a tool call answer it, and answer no other call."""
+    """Check that the messages right behind a tool call answer it, and answer no other call. Raise
+    InvalidRequest where they do not."""
     pending: Counter[str] = Counter()
     num_pending = 0
     for index, message in enumerate([*messages, None]):
@@ -128,6 +129,7 @@ def _chat_plan(request: wire.ChatRequest, lowering: "_ChatLowering") -> Plan:
 
 
 def completion_ask_of(request: wire.CompletionRequest, context: RequestContext) -> Ask:
+    """The Ask of a completion request. Raise InvalidRequest for a prompt other than one text."""
     prompt = request.prompt
     if isinstance(prompt, list):
         if any(isinstance(item, int | list) for item in prompt):
@@ -177,7 +179,7 @@ def _sampling(
         max_tokens=max_tokens,
         top_k=None if request.top_k is None else max(request.top_k, 0),
         stop_sequences=stops,
-        # Where nothing ends a turn early there is nothing to hold back.
+        # With `ignore_eos` and without stop tokens no token ends the turn, so none is held back.
         min_tokens=0 if request.ignore_eos and not request.stop_token_ids else request.min_tokens,
         logit_bias=biases,
         logprobs=logprobs,
@@ -216,7 +218,8 @@ def _ask(
 
 
 def _thinks_by(request: wire.ChatRequest) -> str | None:
-    """The field that asks for thinking, the template's own first."""
+    """The field that asks for thinking; None without one. Of several fields the first one here
+    decides, and that is the template's own."""
     arguments = request.chat_template_kwargs
     reasoning = request.reasoning
     if arguments and (arguments.enable_thinking is not None or arguments.thinking is not None):
@@ -236,7 +239,8 @@ def _thinks_by(request: wire.ChatRequest) -> str | None:
 
 
 def _bound(request: wire.GenerationRequest, form: wire.Format | None = None) -> dict[str, Any]:
-    """What binds the text, by the Ask's names: a schema, a pattern, or nothing."""
+    """The Ask's field that binds the text, with its value: a schema or a pattern. Empty where
+    nothing binds it. Raise InvalidRequest for two constraints."""
     constraints: dict[str, tuple[str, Any]] = {}
     match form:
         case wire.JsonObjectFormat():
@@ -254,7 +258,7 @@ def _bound(request: wire.GenerationRequest, form: wire.Format | None = None) -> 
         if wishes is None:
             continue
         if wishes.choice is not None:
-            # The pattern of one text: each of its characters, those of patterns by their numbers.
+            # A pattern that matches the text alone: special characters are written by their codes.
             texts = (
                 "".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
                 for text in wishes.choice
@@ -329,7 +333,7 @@ class _ChatLowering(Lowering):
                     self.add("assistant", self._assistant(path, message))
 
     def _tool(self, path: str, tool: wire.Tool) -> None:
-        """Add a tool to the prompt, or tell that it is left out."""
+        """Add a tool to the prompt, or note that it is left out."""
         name = tool.name
         if isinstance(tool, wire.ForeignTool):
             self.notepad.ignore(path, f"{name[:64]}: {HOSTED}")
@@ -365,7 +369,7 @@ class _ChatLowering(Lowering):
         *,
         may_be_nonce: bool = False,
     ) -> list[TextPart]:
-        """A marker of a message counts as one on its last part."""
+        """The texts of a content. The message's `marker` counts as one on its last part."""
         where = f"{path}.content"
         is_first = path == "messages[0]"
         if isinstance(content, str):
@@ -408,7 +412,7 @@ class _ChatLowering(Lowering):
         content = message.content
         marker = message.cache_control
         outer = None if calls else marker
-        # An answer that had no content comes back as it was.
+        # Clients send an answer without content back as it was.
         if content in ([], None) and outer is None:
             return parts + self._calls(path, message)
         if isinstance(content, list):
@@ -423,7 +427,7 @@ class _ChatLowering(Lowering):
         return parts + self._calls(path, message)
 
     def _calls(self, path: str, message: wire.AssistantMessage) -> list[Part]:
-        """The message's marker counts as one on its last call."""
+        """The calls of a message. The message's marker counts as one on its last call."""
         calls = message.tool_calls or []
         parts: list[Part] = []
         for number, call in enumerate(calls):
@@ -437,7 +441,7 @@ class _ChatLowering(Lowering):
         return parts
 
     def _tool_result(self, path: str, message: wire.ToolMessage) -> ToolResultPart:
-        """The parts make one segment, so only the last one may be marked."""
+        """The result of a call. Its parts make one segment, so only the last one may be marked."""
         where = f"{path}.content"
         content = message.content
         if isinstance(content, str):
@@ -456,7 +460,7 @@ class _ChatLowering(Lowering):
 
 
 def _media_of(part: wire.MediaPart) -> Media:
-    """What a placeholder tells of a part."""
+    """What a placeholder says about a part."""
     match part:
         case wire.AudioPart(input_audio=sound):
             return Media("audio", sound.format)

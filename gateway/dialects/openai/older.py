@@ -1,5 +1,5 @@
-"""Conversations from before there were tools: an assistant's `function_call`, and the message of
-role `function` that answers it."""
+"""The older form of calls: an assistant's `function_call`, and the message of role `function` that
+answers it."""
 
 from collections.abc import Sequence
 
@@ -16,9 +16,9 @@ from gateway.dialects.openai.request import (
 
 
 def with_tools(messages: Sequence[Message]) -> list[Message]:
-    """The messages, with calls of tools in the place of those of functions.
+    """The messages with each `function_call` and its answer in the form of tools.
 
-    Raise InvalidRequest for an answer to no call.
+    Raise InvalidRequest for an answer without a call.
     """
     ids_by_name: dict[str, str] = {}
     newer: list[Message] = []

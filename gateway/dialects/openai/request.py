@@ -1,9 +1,11 @@
 """Request bodies of POST /v1/chat/completions and POST /v1/completions, and their decoding.
 
-Whatever the bytes are, the outcome is a request, InvalidRequest or TooLarge. A top-level null is a
-field that is not there; unknown keys are errors. A message that a response contained is accepted
-verbatim. `cache_control` stands where LiteLLM and OpenRouter put it: on a content part, a message,
-a tool call, a tool or its function; `prompt_cache_breakpoint` is OpenAI's own marker, on parts
+Whatever the bytes are, the outcome is a request, InvalidRequest or TooLarge. A top-level null
+counts as a missing field. Unknown top-level fields are errors. A message of a response is accepted
+verbatim.
+
+`cache_control` stands where LiteLLM and OpenRouter put it: on a content part, a message, a tool
+call, a tool or its function. `prompt_cache_breakpoint` is OpenAI's own marker, and stands on parts
 only.
 """
 
@@ -68,7 +70,7 @@ class File(msgspec.Struct):
     filename: str | None = None
 
 
-# Content that is no text: see `prompt/media.py`.
+# Content that is not text: see `prompt/media.py`.
 
 
 class ImagePart(_Marked, tag="image_url", kw_only=True):
@@ -96,7 +98,8 @@ Part = Text | MediaPart
 
 
 class CalledFunction(Strict):
-    """`arguments` is a JSON object, written as a string; that of a call that was cut is a part."""
+    """The function of a call. `arguments` is a JSON object as a string. Of a call that was cut off
+    it is the beginning of one."""
 
     name: fields.Name
     arguments: fields.Arguments
@@ -108,8 +111,8 @@ class CalledCustom(Strict):
 
 
 class ToolCall(Strict):
-    """The field that is named like its type says what is called. `index` is there if a client has
-    joined the pieces of a streamed call."""
+    """A call. The field with the name of the type says what is called. `index` is there where a
+    client has joined the pieces of a streamed call."""
 
     id: fields.Name
     function: CalledFunction | None = None
@@ -129,7 +132,7 @@ class SystemMessage(_Said, tag_field="role", tag="system", kw_only=True):
 
 
 class DeveloperMessage(SystemMessage, tag_field="role", tag="developer"):
-    """The same by its newer name."""
+    """A system message by its newer name."""
 
 
 class UserMessage(_Said, tag_field="role", tag="user", kw_only=True):
@@ -137,7 +140,8 @@ class UserMessage(_Said, tag_field="role", tag="user", kw_only=True):
 
 
 class AssistantMessage(_Said, tag_field="role", tag="assistant"):
-    """Responses and routers add the fields that have no use here."""
+    """What the model said. The fields without a use here are those that responses and routers
+    add."""
 
     content: Annotated[str | list[Text | Refusal] | UnsetType | None, fields.content] = UNSET
     tool_calls: Annotated[list[ToolCall], fields.blocks] | None = None
@@ -201,7 +205,7 @@ class Custom(Strict):
 
 
 class Tool(Strict):
-    """The field that is named like its type says which tool it is."""
+    """A tool. The field with the name of the type describes it."""
 
     type: Literal["function", "custom"]
     function: Function | None = None
@@ -215,7 +219,8 @@ class Tool(Strict):
 
 
 class ForeignTool(Tool):
-    """A tool of another type, left out of the prompt. Its function's name is its type."""
+    """A tool of another type, which is left out of the prompt. Its function is named by its
+    type."""
 
 
 COMPLETION_TOKENS = 16
@@ -233,7 +238,7 @@ Key = Annotated[str, msgspec.Meta(max_length=1024)]
 
 
 class StreamOptions(Strict):
-    """Obfuscation and running counts are never sent."""
+    """The options of a stream. Obfuscation and running counts are never sent."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
@@ -261,7 +266,7 @@ class NamedCustom(Strict, tag="custom"):
 
 
 class ListedTool(msgspec.Struct):
-    """A tool of a choice. A vendor's own has no name."""
+    """A tool of a choice. A vendor's own tool has no name."""
 
     type: str
     function: NamedFunction | None = None
@@ -304,7 +309,8 @@ class JsonObjectFormat(Strict, tag="json_object"):
 
 
 class JsonSchema(Strict):
-    """The output keeps to the schema, `strict` or not; without one it is any object."""
+    """The output keeps to the schema, whether it is `strict` or not. Without a schema the output is
+    any object."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
     description: str | None = None
@@ -320,14 +326,14 @@ Format = TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
 class Reasoning(msgspec.Struct):
-    """As OpenRouter has it. Its other fields only ask for better."""
+    """OpenRouter's switch of thinking. Its other fields only ask for an improvement."""
 
     effort: fields.Word | None = None
     enabled: bool | None = None
 
 
 class Thinking(Strict):
-    """The switch of Kimi, GLM and DeepSeek; its other fields ask for nothing that can be done."""
+    """The switch of Kimi, GLM and DeepSeek. Its other fields ask for nothing that can be done."""
 
     type: Literal["enabled", "disabled", "auto"]
     budget_tokens: Any = None
@@ -337,8 +343,13 @@ class Thinking(Strict):
 
 
 class StructuredOutputs(Strict):
-    """As vLLM has it. One of them binds the text: JSON of a schema, or any object; a text that a
-    regular expression matches as a whole; one of these texts."""
+    """What binds the text, in vLLM's form. A request may have one of these.
+
+    - `choice`: the text is one of these
+    - `json`: the text is JSON of this schema
+    - `json_object`: the text is any JSON object
+    - `regex`: the regular expression matches the whole text
+    """
 
     choice: Choice | None = None
     json: fields.Schema | None = None
@@ -349,10 +360,10 @@ class StructuredOutputs(Strict):
 
 
 class GenerationRequest(Strict):
-    """The fields of both calls. Those named `guided_` are older names of what is in
+    """The fields of both calls. Those that begin with `guided_` are older names of the fields in
     `structured_outputs`.
 
-    - `top_k`: 0 and -1 are off
+    - `top_k`: 0 and -1 switch it off
     """
 
     model: fields.Name
@@ -416,13 +427,14 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
 
 class ReducedChatRequest(ChatRequest, kw_only=True):
-    """A request from which unknown fields were left out: their paths."""
+    """A request from which unknown fields were left out. `left_out` has their paths."""
 
     left_out: list[str]
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
-    """A list of one string is one prompt; token ids are refused by name."""
+    """A request with a raw prompt: a string, or a list of one string. Token ids are refused by
+    name."""
 
     prompt: str | list[Any]
 
@@ -501,7 +513,8 @@ _UNKNOWN = UnknownFields(
 
 
 def decode_chat(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> ChatRequest:
-    """A gathered answer with log probabilities gets a limit where it has none."""
+    """Decode a body. An answer without a stream and with log probabilities gets a limit where it
+    has none. Raise InvalidRequest, or TooLarge for a body beyond the bounds."""
     fields = CHAT.part(fields_of(body, bounds), bounds, Notepad())
     left_out: list[str] = []
 
@@ -532,20 +545,22 @@ def decode_chat(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> ChatRequ
 
 
 def _check_kind(tool: Tool | ToolCall, path: str) -> None:
-    """Raise InvalidRequest where the field that is named like the type is not there."""
+    """Raise InvalidRequest where the field with the name of the type is missing."""
     if (tool.custom if tool.type == "custom" else tool.function) is None:
         where = f"{path}.{tool.type}"
         raise InvalidRequest(f"Missing required parameter: '{where}'.", where)
 
 
 def _typed(fields: Mapping[str, Raw]) -> ChatRequest:
-    """Raise msgspec.ValidationError with the path in the whole body."""
+    """The request of these fields. Raise msgspec.ValidationError with the path in the whole
+    body."""
     return decode_with_foreign_tools(
         _chat, msgspec.json.encode(fields), _OWN_TYPES, _tool.decode, _foreign
     )
 
 
 def decode_completion(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> CompletionRequest:
+    """Decode a body. Raise InvalidRequest, or TooLarge for one beyond the bounds."""
     fields = COMPLETIONS.part(fields_of(body, bounds), bounds, Notepad())
     request = read(lambda: _completion.decode(msgspec.json.encode(fields)), explained)
     COMPLETIONS.check(request, bounds)
@@ -564,7 +579,7 @@ _MAX_SHOWN = 64
 
 
 def explained(complaint: str) -> InvalidRequest:
-    """What a type says of a body, in OpenAI's words."""
+    """The refusal for a decoder's `complaint`, in OpenAI's words."""
     what, path = split_complaint(complaint)
     path = path.removeprefix(".")
     field = _FIELD.match(what)

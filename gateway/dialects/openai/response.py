@@ -1,6 +1,6 @@
 """What Chat Completions and Completions answer: bodies, chunks, and their writers.
 
-`holdfast` is our extension; UNSET fields are not sent.
+`holdfast` is our extension. UNSET fields are not sent.
 """
 
 import math
@@ -20,7 +20,8 @@ from gateway.dialects.custom_tools import text_of
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
-    """`token` is the text of `bytes`; where a character spans tokens, only `bytes` are exact."""
+    """A token and its log probability. `token` is the text of `bytes`. Where a character spans
+    tokens, only `bytes` are exact."""
 
     token: str
     logprob: float
@@ -46,18 +47,20 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class WriteDetails(msgspec.Struct, frozen=True):
-    """By the longest of this API's TTLs (`CacheTtl`) that each write is held for at least."""
+    """The written tokens by TTL. Each write counts at the longest of this API's TTLs (`CacheTtl`)
+    for which it is surely held."""
 
     ttl_30m_tokens: int
     ttl_12h_tokens: int
 
 
 _SHORTEST = next(iter(protocol.TTLS))
-"""The class of all that is held for less than this API's TTLs."""
+"""The class of writes that are held for less than this API's TTLs."""
 
 
 class PromptDetails(msgspec.Struct, frozen=True):
-    """`cache_write_tokens_details` is there where every write is held for 30 minutes at least."""
+    """What the cache did for the prompt. `cache_write_tokens_details` is there where every write is
+    held for 30 minutes or longer."""
 
     cached_tokens: int
     cache_write_tokens: int
@@ -77,11 +80,14 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 def usage_of(usage: protocol.InputUsage, output_tokens: int, thinking_tokens: int) -> Usage:
-    """The engine's counts in OpenAI's fields, which never overlap. `cached_tokens` came out of
-    memory, from entries or without one (`automatic_tokens`); `cache_write_tokens` were written to
-    entries and did not."""
+    """The engine's counts in OpenAI's fields, which never overlap.
+
+    `cached_tokens` came out of memory, from entries or without one (`automatic_tokens`).
+    `cache_write_tokens` were computed and written to entries.
+    """
     written = max(0, usage.written_tokens - usage.automatic_tokens)
-    # What is held for longest comes first in the prompt, and so does what came out of memory.
+    # Tokens that are held longest stand first in the prompt, and so do tokens out of memory. So the
+    # latter are taken off the longest TTL first.
     writes = usage.writes_as((_SHORTEST, *get_args(CacheTtl)))
     details = dict[str, int]()
     automatic = usage.automatic_tokens
@@ -102,7 +108,7 @@ def usage_of(usage: protocol.InputUsage, output_tokens: int, thinking_tokens: in
 
 
 class Logprobs(msgspec.Struct, frozen=True):
-    """Those of the tokens of `content`, in its order."""
+    """The log probabilities of the content's tokens, in their order."""
 
     content: list[TokenLogprob]
     refusal: None = None
@@ -199,7 +205,8 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def limit_headers(rates: RateStatuses) -> Iterator[tuple[str, str]]:
-    """`reset` is how long until all of a limit is there again, such as `6m0s`."""
+    """The headers on the key's limits. `reset` is the time until the whole limit is there again,
+    such as `6m0s`."""
     for kind, rate in (("requests", rates.requests), ("tokens", rates.tokens)):
         if rate is not None:
             yield f"x-ratelimit-limit-{kind}", str(rate.limit)
@@ -227,12 +234,14 @@ WholeT = TypeVar("WholeT", ChatCompletion, Completion)
 
 @dataclass(slots=True, kw_only=True)
 class _OpenAIWriter(Writer[Event, WholeT]):
-    """With `include_usage` the last chunk has the usage and the others a null."""
+    """What both writers share."""
 
+    # When the answer began, in seconds since 1970.
     created: int
+    # Whether the last chunk has the usage; the others then have a null.
     include_usage: bool
+    # A chunk's `object`.
     chunk: str = ""
-    """A chunk's `object`."""
 
     def told(self, choices: list[Any], *, is_last: bool = False) -> Event:
         """One chunk."""
@@ -260,20 +269,25 @@ class _OpenAIWriter(Writer[Event, WholeT]):
 
 
 def _end_of(end: protocol.Finished) -> dict[str, Any]:
-    """`stop_reason`, as vLLM has it, is the stop string that ended the choice."""
+    """The fields of a choice's end. `stop_reason` is vLLM's: the stop string that ended the
+    choice."""
     choice: dict[str, Any] = {"finish_reason": _REASONS[end.reason]}
     return choice if end.stop_sequence is None else {**choice, "stop_reason": end.stop_sequence}
 
 
 @dataclass(slots=True, kw_only=True)
 class ChatWriter(_OpenAIWriter[ChatCompletion]):
-    """Thinking has two names: vLLM's and OpenRouter's one, and DeepSeek's one. The call of a tool
-    of `custom_tools` goes out when it is whole."""
+    """Writes a chat's answer.
+
+    Thinking goes out under two names: `reasoning` for clients of vLLM and OpenRouter, and
+    `reasoning_content` for those of DeepSeek. A call of a tool of `custom_tools` goes out when it
+    is whole.
+    """
 
     chunk: str = "chat.completion.chunk"
     custom_tools: Collection[str] = ()
     _num_calls: dict[int, int] = field(default_factory=dict)
-    # By choice its last call, where that is of a custom tool.
+    # The last call of each choice, by choice, where it is the call of a custom tool.
     _open_custom: dict[int, Block] = field(default_factory=dict)
 
     def write(self, frame: protocol.Frame) -> Iterator[Event]:
@@ -350,7 +364,7 @@ class ChatWriter(_OpenAIWriter[ChatCompletion]):
 
 @dataclass(slots=True, kw_only=True)
 class TextWriter(_OpenAIWriter[Completion]):
-    """The writer of a raw prompt's answer. All its output is text."""
+    """Writes a raw prompt's answer. All its output is text."""
 
     chunk: str = "text_completion"
 

@@ -1,6 +1,6 @@
-"""The tools that OpenAI defines and the client runs: what a model is told of them, and their calls.
+"""Tools that OpenAI defines and the client runs: their descriptions for a model, and their calls.
 
-Their schemas are known to OpenAI's models alone, so here they are functions of the prompt.
+Only OpenAI's models know their schemas, so here they are functions of the prompt.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing import Any
 from gateway.dialects.collector import partial_json
 
 TOOL_SEARCH = "tool_search"
-"""A search of the client's own for tools. Its schema is the request's."""
+"""The client's own search for tools. The request has its schema."""
 _TEXT = {"type": "string"}
 _TEXTS = {"type": "array", "items": _TEXT, "minItems": 1}
 _NUMBER = {"type": "integer", "minimum": 1}
@@ -44,21 +44,23 @@ _TOOLS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
 
 
 def runs_at_client(kind: str, tool: Mapping[str, Any]) -> bool:
-    """Whether the client runs a tool of this type; a shell's containers are the vendor's."""
+    """Whether the client runs a tool of this type. A shell in a container runs at the vendor's."""
     place = tool.get("environment")
     return kind in _TOOLS and (not isinstance(place, dict) or place.get("type") == "local")
 
 
 def described(kind: str) -> tuple[str, dict[str, Any]]:
-    """Description and schema of a tool that `runs_at_client`."""
+    """The description and the schema of a tool that `runs_at_client`."""
     about, properties, required = _TOOLS[kind]
     schema = {"type": "object", "properties": properties, "required": required}
     return about, {**schema, "additionalProperties": False}
 
 
 def action_of(kind: str, written: str) -> dict[str, Any]:
-    """A call's action or operation of what the model wrote, which may be cut off. What is not as
-    the schema says is left out, or empty where the API has it always."""
+    """A call's action or operation, from the JSON that the model wrote. The JSON may be cut off.
+
+    Fields that differ from the schema are left out. Those that the API always has are then empty.
+    """
     value = partial_json(written)
     if kind == TOOL_SEARCH:
         return value if isinstance(value, dict) else {}
@@ -81,7 +83,7 @@ def action_of(kind: str, written: str) -> dict[str, Any]:
 
 
 def arguments_in(kind: str, action: Mapping[str, Any]) -> dict[str, Any]:
-    """What the model wrote, of the action that came of it."""
+    """What the model wrote, from the action that `action_of` made of it."""
     defaults = {"type": "exec", "env": {}} if kind == "local_shell" else {}
     return {
         n: item

@@ -1,7 +1,7 @@
-"""Compactions: a conversation's summary, in the place of all but the user's messages.
+"""Compactions: a summary that replaces all of a conversation but the user's messages.
 
-The model of the conversation writes the summary. It goes out sealed, as OpenAI's does: this
-installation alone reads it, for this workspace. The fields are those of
+The model of the conversation writes the summary. It goes out sealed, as OpenAI's does: only this
+installation accepts it back, for this workspace. The fields are those of
 https://platform.openai.com/docs/api-reference/responses/compact.
 """
 
@@ -49,7 +49,8 @@ class CompactedResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode_compaction(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> Decoded:
-    """Raise InvalidRequest as for a response, and for a field that a compaction does not have."""
+    """Decode a body. Raise InvalidRequest as for a response, and for a field that a compaction does
+    not have."""
     decoded = decode_responses(body, bounds)
     for name in decoded.fields:
         if name not in _KNOWN:
@@ -61,7 +62,8 @@ def decode_compaction(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> De
 
 
 def prepare_compaction(decoded: Decoded, context: RequestContext) -> Prepared:
-    """The turn in which the model summarizes the conversation."""
+    """The turn in which the model summarizes the conversation. Raise InvalidRequest as `prepare`
+    does."""
     wish = Message(role="user", content=_WISH)
     request = msgspec.structs.replace(decoded.request, input=[*_messages(decoded), wish])
     prepared = prepare(decoded._replace(request=request), context)
@@ -69,7 +71,8 @@ def prepare_compaction(decoded: Decoded, context: RequestContext) -> Prepared:
 
 
 def compacted(decoded: Decoded, response: Response, scope: str) -> CompactedResponse:
-    """The conversation's compaction, of the `response` that summarizes it.
+    """The conversation's compaction, from the `response` that summarizes it. `scope` is the
+    workspace's.
 
     Raise InvalidRequest where the summary did not end, EngineFailed where the model wrote none.
     """
@@ -100,13 +103,13 @@ def compacted(decoded: Decoded, response: Response, scope: str) -> CompactedResp
 
 
 def _messages(decoded: Decoded) -> list[Any]:
-    """The items of the input; a text is a message."""
+    """The items of the input. A text becomes a message."""
     items = decoded.request.input
     return [Message(role="user", content=items)] if isinstance(items, str) else items
 
 
 def _shown(message: Message) -> dict[str, Any]:
-    """The message with what it has, its content as a list."""
+    """The message as an output item: with the fields that it has, and its content as a list."""
     fields: dict[str, Any] = msgspec.to_builtins(message)
     if isinstance(message.content, str):
         fields["content"] = [{"type": "input_text", "text": message.content}]

@@ -1,4 +1,4 @@
-"""From a Responses request to an Ask: prompt, slots, demands.
+"""From a Responses request to an Ask: prompt, slots and demands.
 
 The prompt has the tools first, then `instructions` and the system and developer messages at the
 beginning, then everything else in order. Later system messages stay where they are.
@@ -8,7 +8,7 @@ before its own. A custom tool has one string, `input`. Tools that only the vendo
 Where two names would be equal, the later one gets a number.
 
 A client sends reasoning back in `encrypted_content`. Its text is signed with the workspace's scope.
-So only what this installation wrote for this workspace is read as the model's own.
+So a text is read as the model's own only if this installation wrote it for this workspace.
 """
 
 import hmac
@@ -65,7 +65,7 @@ _KINDS: dict[type, str] = {
     wire.ToolSearch: TOOL_SEARCH,
 }
 _VENDORS = (wire.ClientTool, wire.ToolSearch)
-"""Tools that the vendor has named."""
+"""Types of tools whose names are the vendor's."""
 _SEARCHES = "Searches for more tools. Those that it comes to can be called from then on."
 _NOTHING_LOADED = "No tools were loaded."
 _SUMMARY = "Summary of the conversation up to here:"
@@ -73,11 +73,11 @@ _SUMMARY = "Summary of the conversation up to here:"
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """An Ask, and what its answer is written with."""
+    """An Ask, and what the writer of its answer needs."""
 
     ask: Ask
     decoded: wire.Decoded
-    # The request's tools, by the names of the prompt's functions.
+    # The request's tools, by the names of their functions in the prompt.
     origins: dict[str, Origin]
 
 
@@ -122,7 +122,7 @@ def prepare(decoded: wire.Decoded, context: RequestContext) -> Prepared:
 
 
 def _lowering_of(decoded: wire.Decoded, context: RequestContext) -> "_ResponsesLowering":
-    """A lowering that knows the request's tools, those of its input too."""
+    """A lowering that has the request's tools, and those of its input too."""
     request = decoded.request
     items = list(decoded.items())
     added = [item.tools for _, item in items if isinstance(item, wire.AdditionalTools)]
@@ -139,7 +139,7 @@ def _lowering_of(decoded: wire.Decoded, context: RequestContext) -> "_ResponsesL
 
 
 class _Settings(NamedTuple):
-    """What an item of the input may set anew."""
+    """The settings that an item of the input may change."""
 
     form: TextFormat | JsonObjectFormat | wire.JsonSchemaFormat | None
     effort: str | None
@@ -188,7 +188,7 @@ def _plan_of(
 
 
 def _note_ignored(decoded: wire.Decoded, *, keeps_responses: bool) -> None:
-    """Note the fields that are read and not carried out."""
+    """Note the fields that have no effect."""
     request = decoded.request
     notepad = decoded.notepad
     if wire.LOGPROBS in request.include:
@@ -245,7 +245,7 @@ def _origin_of(tool: wire.OwnTool, namespace: wire.NamespaceTool | None) -> Orig
 
 
 class _PlacedTool(NamedTuple):
-    """A tool that becomes a function."""
+    """A tool that becomes a function, with its path and its namespace."""
 
     path: str
     tool: wire.OwnTool
@@ -266,21 +266,22 @@ def _own_tools(path: str, tools: Sequence[wire.Tool]) -> list[_PlacedTool]:
 
 
 def _may_be_renamed(place: tuple[str, wire.OwnTool, wire.NamespaceTool | None]) -> bool:
-    """Whether the tool's function may have another name: the client's own functions never do."""
+    """Whether the tool's function may get another name. A client's function outside of namespaces
+    keeps its name."""
     _, tool, namespace = place
     return namespace is not None or isinstance(tool, _VENDORS)
 
 
 def _joined(namespace: str, name: str) -> str:
-    """The name with its namespace's before it, unless it begins so already."""
+    """The name with the namespace's name before it, unless it begins with that already."""
     if name.startswith(namespace):
         return name
     return f"{namespace.removesuffix(_SEPARATOR)}{_SEPARATOR}{name}"
 
 
 class _ResponsesLowering(Lowering):
-    """Lowers one request. With `defers` the client searches for tools itself: those with
-    `defer_loading` are then not at the prompt's beginning."""
+    """Lowers one request. With `defers` the client searches for tools itself. Then tools with
+    `defer_loading` do not stand at the prompt's beginning."""
 
     lookback = NATIVE_LOOKBACK
 
@@ -304,8 +305,8 @@ class _ResponsesLowering(Lowering):
         self._by_name: dict[tuple[str, str], list[str]] = {}
 
     def add_tools(self, path: str, tools: Sequence[wire.Tool]) -> None:
-        """Add tools of the prompt's beginning. Raise InvalidRequest for a name that is empty or
-        there twice, and for schemas that can't be sent to an engine."""
+        """Add tools to the prompt's beginning. Raise InvalidRequest for an empty or a repeated
+        name, and for a schema that can't be sent to an engine."""
         own_tools = _own_tools(path, tools)
         # The client's functions without a namespace are named first, so they keep their names.
         names: dict[str, str] = {}
@@ -319,8 +320,8 @@ class _ResponsesLowering(Lowering):
             self._first_names.add(name)
 
     def load(self, path: str, tools: Sequence[wire.Tool]) -> None:
-        """Add the tools that a search found. The latest definition of a tool counts, unless it is
-        at the prompt's beginning. Raise InvalidRequest as `add_tools` does."""
+        """Add the tools that a search found. The latest definition of a tool counts, unless the
+        tool is at the prompt's beginning. Raise InvalidRequest as `add_tools` does."""
         results = self._results.setdefault(path, [])
         for place in _own_tools(path, tools):
             name = self._names.get(_origin_of(place.tool, place.namespace))
@@ -334,7 +335,8 @@ class _ResponsesLowering(Lowering):
 
     @property
     def callable_names(self) -> set[str]:
-        """The functions that the model may call: at the beginning, or loaded."""
+        """The names of the functions that the model may call: those at the beginning and the loaded
+        ones."""
         return self._first_names | self.loaded.keys()
 
     def find(self, tool: wire.NamedTool) -> list[str]:
@@ -348,7 +350,8 @@ class _ResponsesLowering(Lowering):
         ]
 
     def _reserve(self, path: str, tool: wire.OwnTool, namespace: wire.NamespaceTool | None) -> str:
-        """Give a tool the name of its function. Raise InvalidRequest where that can't be done."""
+        """Choose the name of a tool's function, and return it. Raise InvalidRequest for a tool
+        without a name, and for one that is there already."""
         if not tool.name:
             raise InvalidRequest(f"{path}.name: must not be empty", f"{path}.name")
         origin = _origin_of(tool, namespace)
@@ -392,7 +395,8 @@ class _ResponsesLowering(Lowering):
         return function_of(name, description)
 
     def lay_out(self, decoded: wire.Decoded) -> None:
-        """Raise InvalidRequest for content that no engine could be sent."""
+        """Add the tools, the instructions and the input to the prompt. Raise InvalidRequest for
+        content that can't be sent to an engine."""
         request = decoded.request
         for path, tool in self.functions:
             self.mark(path)
@@ -408,7 +412,7 @@ class _ResponsesLowering(Lowering):
             self._lay_item(path, item, ids)
 
     def _lay_item(self, path: str, item: wire.Item, ids: Mapping[str, str]) -> None:
-        """`ids` are those of searches, by the paths of their calls and outputs."""
+        """Add an item. `ids` has the ids of searches, by the paths of their calls and outputs."""
         match item:
             case wire.Message():
                 self._add_message(path, item)
@@ -472,7 +476,7 @@ class _ResponsesLowering(Lowering):
             self.add("assistant" if item.role == "assistant" else "user", parts)
 
     def _add_thought(self, path: str, item: wire.Reasoning) -> None:
-        """The thought that we wrote, or one in words."""
+        """Add a thought: one that this gateway sealed, or one in plain text."""
         texts = (part.text for part in item.content or item.summary or [])
         thought: str | None = "\n\n".join(texts)
         if item.encrypted_content is not None:
@@ -484,7 +488,8 @@ class _ResponsesLowering(Lowering):
             self.add("assistant", [ThinkingPart(thought)])
 
     def _add_summary(self, path: str, item: wire.Compaction) -> None:
-        """Raise InvalidRequest for one of another server: without it the answer would be wrong."""
+        """Add a compaction's summary. Raise InvalidRequest for a compaction of another server:
+        without the summary the answer would be wrong."""
         scope = self.context.principal.scope
         summary = unseal(item.encrypted_content, scope, COMPACTION)
         if summary is None:
@@ -498,7 +503,7 @@ class _ResponsesLowering(Lowering):
     def _add_call(
         self, path: str, call_id: str, origin: Origin, arguments: dict[str, Any] | str
     ) -> None:
-        """The tool may be one of the prompt no longer."""
+        """Add a call. Its tool may be missing from the prompt by now."""
         name = origin.name
         namespace = origin.namespace
         function_name = name if namespace is None else _joined(namespace, name)
@@ -525,7 +530,7 @@ class _ResponsesLowering(Lowering):
         return TextPart(text)
 
     def _add_output(self, path: str, call_id: str, output: str | list[wire.InputPart]) -> None:
-        """The parts make one segment, which ends where the last one does."""
+        """Add an output. Its parts make one segment, which ends with the last part."""
         text = self._output_text(path, output)
         self.mark(path)
         self.add("user", [ToolResultPart(call_id, text)])
@@ -549,7 +554,7 @@ class _ResponsesLowering(Lowering):
         return "\n".join(texts)
 
     def _shown(self, path: str, part: wire.InputImage | wire.InputFile) -> str:
-        """The text of a text file; what stands in for any other file."""
+        """The text of a text file, or the placeholder of any other file."""
         if isinstance(part, wire.InputImage):
             media_type, data = split_data_url(part.image_url or "")
             name = "" if data else part.image_url or part.file_id or ""
@@ -564,7 +569,8 @@ class _ResponsesLowering(Lowering):
 
 
 def _check_answers(decoded: wire.Decoded) -> None:
-    """Each output answers a call before it, and each call has its output. Raise InvalidRequest."""
+    """Raise InvalidRequest unless each output answers a call before it and each call has an
+    output."""
     pending: dict[str, int] = {}
     for _, item in decoded.items():
         match item:
@@ -586,9 +592,12 @@ def _check_answers(decoded: wire.Decoded) -> None:
 
 
 def _search_ids(decoded: wire.Decoded) -> dict[str, str]:
-    """The id of each search's call and output, by their paths. One of the vendor's servers may have
-    none: its output answers the first that has none before it. Such a call without an output is not
-    there. Raise InvalidRequest for any other call or output that stands alone."""
+    """The id of each search's call and output, by their paths.
+
+    A search of the vendor's servers may have no id. An output without an id answers the first such
+    call before it. Such a call without an output gets no id here. Raise InvalidRequest for any
+    other call or output that stands alone.
+    """
     ids: dict[str, str] = {}
     pending: dict[str | None, deque[str]] = {}
     for path, item in decoded.items():
@@ -619,13 +628,14 @@ def _unanswered(call_id: str) -> InvalidRequest:
 
 
 def seal(text: str, scope: str, purpose: bytes = _THOUGHT) -> str:
-    """The text with a signature: of this installation, for this workspace and `purpose`."""
+    """The text with this installation's signature for this workspace and `purpose`."""
     written = text.encode()
     return _SEALED + urlsafe_b64encode(_digest(written, scope, purpose) + written).decode()
 
 
 def unseal(sealed: str, scope: str, purpose: bytes = _THOUGHT) -> str | None:
-    """The text, or None where somebody else wrote it, or for another purpose."""
+    """The sealed text. None where the signature is not this installation's for this workspace and
+    `purpose`."""
     if not sealed.startswith(_SEALED):
         return None
     try:

@@ -1,8 +1,9 @@
 """The request body of POST /v1/responses and POST /v1/responses/input_tokens, and its decoding.
 
-Whatever the bytes are, the outcome is a request, InvalidRequest or TooLarge. A top-level null is a
-field that is not there; unknown keys are errors. An output item of a response is accepted verbatim.
-Items and tools get their types first; what this server can't do becomes `hosted`.
+Whatever the bytes are, the outcome is a request, InvalidRequest or TooLarge. A top-level null
+counts as a missing field. Unknown top-level fields are errors. An output item of a response is
+accepted verbatim. Items and tools get their types first (`typed.py`). Those that this server can't
+carry out become `hosted`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,14 +41,14 @@ Summary = Literal["auto", "concise", "detailed"]
 
 
 def _parts(checking: Checking, value: str | list[Any], path: str) -> None:
-    """The message was counted as an item: its parts count instead."""
+    """Count a message's parts. They count instead of the message, which was counted as an item."""
     if isinstance(value, list):
         checking.num_blocks -= 1
         fields.blocks(checking, value, path)
 
 
 def _client_input(checking: Checking, value: object, path: str) -> None:
-    """`value` is the whole item's."""
+    """Check a call's input. The path in a complaint is the whole item's."""
     fields.call_input(checking, value, path.removesuffix(".input"))
 
 
@@ -98,7 +99,7 @@ Part = InputPart | OutputText | Refusal
 
 
 class _FromResponse(Strict):
-    """What an item of a response has besides."""
+    """The fields that an item has once it was in a response."""
 
     id: Id | None = None
     status: Status | None = None
@@ -145,14 +146,14 @@ class CustomToolCallOutput(CallOutput, tag="custom_tool_call_output", kw_only=Tr
 
 
 class FunctionCallOutput(CallOutput, tag="function_call_output", kw_only=True):
-    """Without a `call_id` it answers no call."""
+    """A function's output. Without a `call_id` it answers no call."""
 
     call_id: fields.Name | None = None
     namespace: str | None = None
 
 
 class ClientCall(Strict, tag="client_call"):
-    """A call of a vendor's tool that ran at the client: `input` is what was asked for."""
+    """A call of a vendor's tool that ran at the client. `input` is the call's action."""
 
     kind: str
     call_id: fields.Name
@@ -160,7 +161,7 @@ class ClientCall(Strict, tag="client_call"):
 
 
 class ClientCallOutput(Strict, tag="client_call_output"):
-    """What such a call gave; `text` is a string of the item, or its JSON."""
+    """The output of a `ClientCall`. `text` is the item's output, as JSON where it is no string."""
 
     kind: str
     call_id: fields.Name
@@ -190,13 +191,13 @@ class ToolSearchCall(_FromResponse, tag="tool_search_call", kw_only=True):
 
 
 class Compaction(_FromResponse, tag="compaction", kw_only=True):
-    """What stands for the items that it summarizes."""
+    """A summary that replaces the items that it sums up."""
 
     encrypted_content: str
 
 
 class CompactionTrigger(_FromResponse, tag="compaction_trigger"):
-    """The wish for a compaction in the place of an answer."""
+    """An item that asks for a compaction instead of an answer."""
 
 
 class ItemReference(Strict, tag="item_reference"):
@@ -212,7 +213,7 @@ class Hosted(Strict, tag="hosted"):
 
 
 class OwnTool(Strict, rename={"is_async": "async"}):
-    """A function, or a tool whose input is a text of the model's."""
+    """A tool that becomes a function of the prompt."""
 
     name: fields.Name
     allowed_callers: list[str] | None = None
@@ -245,7 +246,7 @@ class ToolSearch(OwnTool, tag="tool_search", kw_only=True):
 
 
 class ClientTool(OwnTool, tag="client"):
-    """A tool that OpenAI defines and the client runs; its name is its type."""
+    """A tool that OpenAI defines and the client runs. Its name is its type."""
 
 
 class NamespaceTool(Strict, tag="namespace"):
@@ -283,14 +284,14 @@ class UpdatedText(Strict):
 
 
 class ConfigurationUpdate(_FromResponse, tag="configuration_update"):
-    """Settings that are in effect from here on. Those that it does not have stay."""
+    """Settings that are in effect from here on. Missing settings stay as they were."""
 
     reasoning: UpdatedReasoning | None = None
     text: UpdatedText | None = None
 
 
 class ToolSearchOutput(_FromResponse, tag="tool_search_output", kw_only=True):
-    """The tools that a search came to: the model may call them from here on."""
+    """The tools that a search found. The model may call them from here on."""
 
     tools: Annotated[list[Tool], fields.tools]
     call_id: fields.Name | None = None
@@ -319,7 +320,7 @@ Item = (
 
 
 class CacheOptions(Strict):
-    """`prewarm` writes the prompt to the cache and generates nothing."""
+    """How the prompt is cached. `prewarm` writes it to the cache and generates nothing."""
 
     comparison_response_id: Key | None = None
     mode: Literal["implicit", "explicit"] = "implicit"
@@ -340,7 +341,7 @@ class ReasoningOptions(Strict):
 
 
 class StreamOptions(Strict):
-    """Obfuscation is never sent."""
+    """The options of a stream. Obfuscation is never sent."""
 
     include_obfuscation: bool = False
 
@@ -351,7 +352,7 @@ class TextOptions(Strict):
 
 
 class NamedTool(msgspec.Struct):
-    """A choice of one tool. More fields of the vendor's own tools are not read."""
+    """A choice of one tool. Further fields, which the vendor's own tools have, are not read."""
 
     type: str
     name: str | None = None
@@ -418,11 +419,11 @@ class Decoded(NamedTuple):
     request: ResponsesRequest
     # The body's fields as they came, for the response's echo.
     fields: Mapping[str, Raw]
-    # What was found to have no effect.
+    # The fields without an effect.
     notepad: Notepad
-    # So many first items of the input are those of stored responses.
+    # How many of the input's first items are from stored responses.
     num_earlier: int = 0
-    # The items that stand for references to them.
+    # The items that replace references, by their ids.
     named: Mapping[str, Raw] = {}
 
     @property
@@ -431,7 +432,7 @@ class Decoded(NamedTuple):
 
     @property
     def references(self) -> list[str]:
-        """The ids of items that are named."""
+        """The ids in the input's references."""
         return [item.id for _, item in self.items() if isinstance(item, ItemReference)]
 
     def items(self) -> Iterator[tuple[str, Item]]:
@@ -444,8 +445,9 @@ class Decoded(NamedTuple):
     def behind(
         self, earlier: Sequence[Raw], others: Sequence[Raw], bounds: RequestBounds
     ) -> "Decoded":
-        """The request behind the items of kept responses, with those of `others` that references
-        name in their places. Raise InvalidRequest or TooLarge, as for a body that has all of it."""
+        """The request with the `earlier` items, from kept responses, before its own. Each reference
+        to an item of `others` is replaced by that item. Raise InvalidRequest or TooLarge as for a
+        body that has all of it."""
         by_id = {id_of(item): item for item in others}
         named = {item_id: by_id[item_id] for item_id in self.references if item_id in by_id}
         joined = b"[%b]" % b",".join([*earlier, *named.values()])
@@ -463,7 +465,7 @@ class Decoded(NamedTuple):
 
 
 class ConversationRequest(Strict):
-    """A conversation to begin or to change: items to add, or its metadata."""
+    """A conversation to begin or to change, with items to add or with its metadata."""
 
     items: list[Raw] | None = None
     metadata: Metadata | None = None
@@ -474,6 +476,8 @@ class ConversationRequest(Strict):
 
 
 def decode_conversation(body: bytes, bounds: RequestBounds) -> ConversationRequest:
+    """Decode a body. Raise InvalidRequest for a reference to an item and for malformed items, and
+    TooLarge for a body beyond the bounds."""
     check_values(body or b"{}", bounds.max_json_values, bounds.max_object_keys)
     decoded: ConversationRequest = read(lambda: _conversation.decode(body or b"{}"), explained)
     typed = typed_list(decoded.raw, "items", _typed_item, Notepad())
@@ -484,8 +488,8 @@ def decode_conversation(body: bytes, bounds: RequestBounds) -> ConversationReque
 
 
 def items_of(value: Raw, stem: str, named: Mapping[str, Raw]) -> list[Raw]:
-    """The items of an input as they are kept: whole, each with an id. `named` are those that
-    references name."""
+    """The items of an input as they are kept: whole, each with an id. `named` has the items that
+    replace references, by id. New ids contain `stem`."""
     text = bytes(memoryview(value)[:1]) == b'"'
     user = {"role": "user", "content": value}
     raws = [Raw(msgspec.json.encode(user))] if text else _raws.decode(value)
@@ -508,8 +512,9 @@ def items_of(value: Raw, stem: str, named: Mapping[str, Raw]) -> list[Raw]:
 
 
 LOGPROBS = "message.output_text.logprobs"
+"""The value of `include` that asks for log probabilities."""
 REASONING = "reasoning.encrypted_content"
-"""What `include` says where log probabilities, or sealed thoughts, are wanted."""
+"""The value of `include` that asks for sealed thoughts."""
 _SILENT = "access_programs client_metadata safety_identifier service_tier user"
 FIELDS = Fields(
     style=Style("input: more than {} items and content parts"),
@@ -560,6 +565,7 @@ _open = msgspec.json.Decoder(dict[str, Any])
 
 
 def decode_responses(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> Decoded:
+    """Decode a body. Raise InvalidRequest, or TooLarge for one beyond the bounds."""
     whole = fields_of(body, bounds)
     notepad = Notepad()
     if "previous_response_id" in whole or "conversation" in whole:
@@ -591,7 +597,7 @@ def decode_responses(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> Dec
 
 
 def _decoded_items(typed: Any) -> list[Item]:
-    """Items without what is unknown in them."""
+    """The typed items, decoded. Unknown fields in them are left out."""
     body = msgspec.json.encode(typed)
 
     def decoded() -> list[Item]:

@@ -1,8 +1,8 @@
 """What the Responses API answers: the response, its items, its events, and their writer.
 
-`holdfast` is our extension; UNSET fields are not sent. Items are written one after the other. The
-last event has the whole response, which is the answer of a request without a stream. Each event has
-a `sequence_number`, counted from 0.
+`holdfast` is our extension. UNSET fields are not sent. Items are written one after the other. The
+last event has the whole response, which is also the answer to a request without a stream. Each
+event has a `sequence_number`, counted from 0.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -44,7 +44,8 @@ _REASONS: dict[DivergenceKind, DiagnosticReason | None] = {
 
 
 class Diagnostics(msgspec.Struct, frozen=True):
-    """A `cache_miss` has the tokens that were missed, and why."""
+    """How the prompt compares with an earlier one. A `cache_miss` has the missed tokens and the
+    reason."""
 
     type: Literal["cache_miss", "cache_hit", "comparison_response_not_found", "unavailable"]
     cache_missed_tokens: int | UnsetType = UNSET
@@ -52,8 +53,10 @@ class Diagnostics(msgspec.Struct, frozen=True):
 
 
 def diagnostics_of(diagnosis: Diagnosis | None, *, has_read: bool) -> Diagnostics | None:
-    """None where the client asked for no comparison. A prompt without a divergence only grew. It
-    may still not be read: its entry can be gone."""
+    """The diagnostics of a response; None where the client asked for no comparison.
+
+    A prompt without a divergence only grew. Its entry can be gone, so it may still not be read.
+    """
     if diagnosis is None:
         return None
     if diagnosis.result == "not_found":
@@ -168,19 +171,19 @@ class AppliedCacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     comparison_response_id: str | UnsetType = UNSET
 
     def by(self, ttls: Collection[str]) -> "AppliedCacheOptions":
-        """What an engine with these TTL classes makes of them."""
+        """The options as an engine with these TTL classes applies them."""
         return self if self.ttl in ttls else replace(self, ttl="30m")
 
 
 class InputTokens(msgspec.Struct, frozen=True):
-    """What a request's prompt has."""
+    """How many tokens a request's prompt has."""
 
     input_tokens: int
     object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of type Raw are the request's, as they came."""
+    """One response. Fields of type Raw are the request's, as they came."""
 
     id: str
     object: Literal["response"] = "response"
@@ -244,7 +247,7 @@ _PAGE = 20
 def page_of(items: Sequence[Raw], query: Mapping[str, str]) -> ItemList:
     """One page of a list, the newest first unless the query's `order` is `asc`.
 
-    The query's own form is checked already. Raise InvalidRequest for an `after` of no item.
+    The form of the query must be checked before. Raise InvalidRequest for an `after` of no item.
     """
     by_id = {id_of(item): item for item in items}
     ids = list(by_id) if query.get("order") == "asc" else list(by_id)[::-1]
@@ -265,8 +268,8 @@ def page_of(items: Sequence[Raw], query: Mapping[str, str]) -> ItemList:
 MAX_ECHO_BYTES = 256 * 1024
 """The longest field of a request that its response repeats, in bytes of JSON.
 
-A stream repeats it three times. The vendor's tools, for one, may have any length here, since they
-are not shown to the model.
+A stream repeats it three times. The bound is for fields such as the vendor's tools: they may have
+any length here, since they are not shown to the model.
 """
 _ECHOED = [
     field.name
@@ -285,7 +288,7 @@ _NOT_GIVEN = {
     "top_logprobs": Raw(b"0"),
     "top_p": Raw(b"1.0"),
 }
-"""What it says of those that are not there. The others are null."""
+"""What a response repeats for fields that the request lacks. Other missing fields are null."""
 
 
 def unechoed(fields: Mapping[str, Raw]) -> list[str]:
@@ -294,7 +297,7 @@ def unechoed(fields: Mapping[str, Raw]) -> list[str]:
 
 
 def echo_of(fields: Mapping[str, Raw]) -> dict[str, Raw]:
-    """What every state of its response repeats of a request, but for very long fields."""
+    """The fields of a request that every state of its response repeats: all but very long ones."""
     long = unechoed(fields)
     return _NOT_GIVEN | {n: v for n, v in fields.items() if n in _ECHOED and n not in long}
 
@@ -312,17 +315,19 @@ class _Kind:
     """A kind of item."""
 
     item: type[OutputItem]
-    # Of its id.
+    # The prefix of its id.
     prefix: str
-    # The names of its events.
+    # The name of the events of its text.
     text_events: str = ""
+    # The name of the events of its parts.
     part_events: str = ""
     # The field that counts its parts.
     index: str = ""
-    # What its text is made into.
+    # The type of a part with its text.
     part: type[OutputText] | type[ReasoningText] | type[SummaryText] = OutputText
-    # A call of this tool of the client has the field `action`.
+    # The client's tool that is called; empty for other items.
     tool: str = ""
+    # The field of the call's input, for a client's tool.
     action: str = "action"
 
 
@@ -347,9 +352,10 @@ _CALLS = (_CALL, _CUSTOM_CALL, *_CLIENT_CALLS.values())
 
 @dataclass(slots=True)
 class _Open:
-    """The item that is being written, as it was when it began."""
+    """The item that is being written."""
 
     kind: _Kind
+    # The item as it was when it began.
     item: Any
     index: int
     pieces: list[str] = field(default_factory=list)
@@ -357,7 +363,7 @@ class _Open:
 
     @property
     def text(self) -> str:
-        """What the model wrote; for a custom tool the text in that."""
+        """What the model wrote. For a custom tool it is the text inside the call's JSON."""
         written = "".join(self.pieces)
         return text_of(written) if self.kind is _CUSTOM_CALL else written
 
@@ -366,13 +372,13 @@ class _Open:
 class ResponseWriter(Writer[Event, Response]):
     """Writes a response and its events."""
 
-    # The response as it is now. At first nothing is written.
+    # The response as it is now.
     response: Response
-    # The tools behind the prompt's functions.
+    # The tools behind the prompt's functions, by the functions' names.
     origins: dict[str, Origin]
-    # Thinking goes out as its own summary.
+    # Whether thinking goes out as its own summary.
     summarizes: bool
-    # Makes of the thinking what the client sends back; None where it asked for nothing.
+    # Seals the thinking for the client to send back; None where the client did not ask for that.
     seal: Callable[[str], str] | None
     is_prewarm: bool
     _numbers: Iterator[int] = field(default_factory=count)

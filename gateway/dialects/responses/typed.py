@@ -1,8 +1,8 @@
-"""What the items and tools of a body become before they are decoded: each gets its type.
+"""Gives each item and each tool of a body its type before it is decoded.
 
-Calls of tools that ran at the client are one kind. So are those that the vendor ran and whose
-outputs are texts. What has nothing that a model here reads, and changes no answer, becomes
-`hosted`, and is told.
+All calls of tools that ran at the client become one type. All calls that the vendor ran and whose
+outputs are texts become another. An item or a tool with nothing for a model to read becomes
+`hosted`: it is left out, and the answer says so.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -16,7 +16,7 @@ from gateway.dialects.lowering import HOSTED
 from gateway.dialects.responses.client_tools import runs_at_client
 from gateway.prompt.ignored import Notepad
 
-# Calls of the vendor's tools that ran at the client. The field says what was asked for.
+# Calls of the vendor's tools that ran at the client, each with the field of its input.
 _CLIENT_CALLS = {
     "apply_patch_call": "operation",
     "computer_call": "action",
@@ -38,7 +38,7 @@ _NO_OUTPUT = "this server has no {}, and the item has no output that a model rea
 
 
 class _Head(msgspec.Struct):
-    """What tells one kind of item from another."""
+    """The fields that tell an item's type."""
 
     type: Any = None
     role: Any = None
@@ -51,13 +51,14 @@ _open = msgspec.json.Decoder(dict[str, Any])
 
 
 def id_of(item: Raw) -> Any:
+    """The item's id; None without one."""
     return _heads.decode(item).id
 
 
 def typed_list(
     value: Raw, path: str, typed_one: Callable[[Raw, str, Notepad], Any], notepad: Notepad
 ) -> Any:
-    """The list, each of its objects with a type; anything else as it is."""
+    """The list with `typed_one` of each of its items; another value as it is."""
     if bytes(memoryview(value)[:1]) != b"[":
         return value
     raws = _raws.decode(value)
@@ -65,8 +66,8 @@ def typed_list(
 
 
 def typed_item(raw: Raw, path: str, notepad: Notepad, *, known: Collection[str]) -> Any:
-    """`known` are the types of items that are decoded as they are. Raise InvalidRequest for a type
-    that is none."""
+    """The item with its type. Items of the types in `known` are decoded as they are. Raise
+    InvalidRequest for an unknown type, and for an item without a field that its type needs."""
     head = _head(raw, path)
     kind = head.type
     if kind is not None and not isinstance(kind, str):
@@ -107,7 +108,7 @@ def typed_item(raw: Raw, path: str, notepad: Notepad, *, known: Collection[str])
         call = {"type": "client_call_output", "kind": name, "text": text}
     else:
         raise InvalidRequest(f"{path}.type: Invalid value: '{kind[:_MAX_SHOWN]}'", f"{path}.type")
-    # A local shell's output has the call's id in its own.
+    # A local shell's output has the call's id in the field `id`.
     call_id = item.get("call_id") or item.get("id")
     if not isinstance(call_id, str):
         raise InvalidRequest(f"Missing required parameter: '{path}.call_id'.", f"{path}.call_id")
@@ -115,7 +116,7 @@ def typed_item(raw: Raw, path: str, notepad: Notepad, *, known: Collection[str])
 
 
 def _hosted_call(kind: str, item: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the vendor's servers ran, with its output as a text. None where there is none."""
+    """A call that the vendor's servers ran, with its output as a text. None without an output."""
     call_id = item.get("id")
     match kind:
         case "mcp_call" if item.get("output") is not None or item.get("error") is not None:
@@ -148,13 +149,15 @@ def _hosted_call(kind: str, item: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _written(value: Any) -> str:
-    """A text as it is, nothing as none, and any other value as JSON."""
+    """A text as it is, None as an empty text, and any other value as JSON."""
     if value is None:
         return ""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def typed_tool(raw: Raw, path: str, notepad: Notepad) -> Any:
+    """The tool with its type. Raise InvalidRequest for a tool without a type, and for one that
+    needs screenshots."""
     kind = _head(raw, path).type
     if not isinstance(kind, str):
         raise InvalidRequest(f"Missing required parameter: '{path}.type'.", f"{path}.type")
@@ -173,7 +176,8 @@ def typed_tool(raw: Raw, path: str, notepad: Notepad) -> Any:
 
 
 def _added_tool(raw: Raw, path: str, notepad: Notepad) -> Any:
-    """A tool inside a conversation, which a refusal would end."""
+    """A tool inside a conversation. It is left out where `typed_tool` would refuse its screenshots,
+    since a refusal would end the conversation."""
     kind = _head(raw, path).type
     if isinstance(kind, str) and kind.startswith("computer"):
         notepad.ignore(path, _NO_SCREENSHOTS)
