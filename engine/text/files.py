@@ -1,4 +1,5 @@
-"""What a Hugging Face directory or hub id says about prompts: tokenizer, template, end tokens."""
+"""Reads a model's files about prompts, from a Hugging Face directory or hub id: tokenizer, chat
+template, end tokens."""
 
 import json
 from collections.abc import Mapping
@@ -22,25 +23,28 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_toke
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptFiles:
-    """What a model's folder has for writing prompts."""
+    """The parts of a model's files by which prompts are written."""
 
     tokenizer: Tokenizer
-    # By name.
+    # The sources of the chat templates, by name.
     templates: dict[str, str]
-    # As templates know them.
+    # The texts of special tokens, by the names that templates use, such as `eos_token`.
     special_tokens: dict[str, str]
-    # Those that the files declare.
+    # The tokens that end a turn by the model's files.
     end_token_ids: frozenset[TokenId]
 
 
 def read_prompt_files(model: str) -> PromptFiles:
-    """Raises TemplateRefused, naming the file, where something needed is missing or broken."""
+    """Read the files of a directory or hub id.
+
+    Raises TemplateRefused, which names the file, if a needed one is missing or broken.
+    """
     tokenizer_path = _find_file(model, "tokenizer.json")
     if tokenizer_path is not None:
         tokenizer = Tokenizer.from_file(str(tokenizer_path))
     else:
         tokenizer = _converted(model)
-    # Lengths are the engine's business: a tokenizer that cuts or pads would lie about offsets.
+    # The engine itself checks lengths. A tokenizer that cuts or pads would give wrong offsets.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     settings = read_json(model, "tokenizer_config.json")
@@ -65,8 +69,10 @@ def read_prompt_files(model: str) -> PromptFiles:
 
 
 def recommended(declared: Mapping[str, Any]) -> Sampling:
-    """How a model's makers would sample, by its generation_config.json. Without `do_sample` that is
-    greedy. A value that no request may have is left out, such as the -1 that switches `top_k` off.
+    """The sampling that a model's makers recommend in its generation_config.json.
+
+    A `do_sample` of false means greedy. A value that no request may have is left out, such as the
+    -1 that switches `top_k` off.
     """
     settings: dict[str, Any] = {"max_tokens": None}
     if declared.get("do_sample") is False:
@@ -79,10 +85,10 @@ def recommended(declared: Mapping[str, Any]) -> Sampling:
 
 
 def _converted(model: str) -> Tokenizer:
-    """A SentencePiece, tiktoken or tekken vocabulary, as transformers converts it.
+    """A SentencePiece, tiktoken or tekken vocabulary, converted by transformers.
 
-    transformers is imported here: that takes seconds, and few models need it. It reads them with
-    `sentencepiece`, `tiktoken` and `mistral-common`. Code that a model brings with it is not run.
+    transformers is imported only here, because that takes seconds and few models need it. It reads
+    the files with `sentencepiece`, `tiktoken` and `mistral-common`. A model's own code is not run.
     """
     paths = (_find_file(model, name) for name in _VOCABULARIES)
     path = next(filter(None, paths), None)
@@ -93,7 +99,7 @@ def _converted(model: str) -> Tokenizer:
     tokenizer: Any
     try:
         if path.name == _TEKKEN:
-            # For these AutoTokenizer returns a tokenizer of mistral-common's own.
+            # For a tekken file AutoTokenizer returns mistral-common's tokenizer instead.
             from transformers.integrations.mistral.tokenizer import MistralConverter
 
             tokenizer = MistralConverter(str(path)).converted()
@@ -113,14 +119,16 @@ def _converted(model: str) -> Tokenizer:
 
 
 def _templates(model: str, setting: Any) -> dict[str, str]:
-    """`chat_template.jinja` goes before the setting, and the folder's are beside it, as in
-    transformers. `chat_template.json` is where models with processors keep theirs.
+    """The chat templates by name, found as transformers finds them.
+
+    `chat_template.jinja` wins over the setting, and the files of _TEMPLATE_FOLDER are added to it.
+    Models with processors have their template in `chat_template.json`.
     """
     path = _find_file(model, "chat_template.jinja")
     setting = setting if path is None else path.read_text(encoding="utf-8")
     if isinstance(setting, str):
         paths = sorted(Path(model, _TEMPLATE_FOLDER).glob("*.jinja"))
-        # A hub repository's files are not listed: `tool_use` is the only name that is used.
+        # A hub repository's files can't be listed here. `tool_use` is the only name in use.
         if not Path(model).is_dir():
             tool_use = _find_file(model, f"{_TEMPLATE_FOLDER}/tool_use.jinja")
             paths = [] if tool_use is None else [tool_use]
@@ -134,6 +142,10 @@ def _templates(model: str, setting: Any) -> dict[str, str]:
 
 
 def read_json(model: str, name: str) -> dict[str, Any]:
+    """The object in one of a model's files; empty without the file, or if it has no object.
+
+    Raises TemplateRefused if the file is no JSON.
+    """
     path = _find_file(model, name)
     if path is None:
         return {}
@@ -145,7 +157,7 @@ def read_json(model: str, name: str) -> dict[str, Any]:
 
 
 def model_folder(model: str) -> Path | None:
-    """Where a model's files lie; None for a hub id of which there is no `config.json`."""
+    """The folder of a model's files; None for a hub id without a `config.json`."""
     if Path(model).is_dir():
         return Path(model)
     config = _find_file(model, "config.json")
@@ -157,7 +169,7 @@ def _find_file(model: str, name: str) -> Path | None:
     if Path(model).is_dir():
         path = Path(model, name)
         return path if path.is_file() else None
-    # Imported here: that is a third of a worker's start.
+    # Imported only here, because the import takes a third of a worker's start.
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 

@@ -12,20 +12,21 @@ from engine.refusal import StartRefused
 
 
 class TemplateRefused(StartRefused):
-    """The message is for the operator: what is missing or wrong in the model's files."""
+    """Something is missing or wrong in the model's files. The message is for the operator."""
 
 
 _DIGEST_BYTES = 16
 
 
 class KnownDays(msgspec.Struct, frozen=True):
-    """Today, and the days of prompts' beginnings that were first used on another day. Days are ISO
-    dates."""
+    """The days that a template may write, as ISO dates."""
 
     today: str
+    # By beginning (`beginning_of`): the day of its first use, where that is not today.
     earlier: dict[bytes, str] = {}
 
     def day_of(self, beginning: bytes) -> str:
+        """The day with which a prompt of this beginning is rendered."""
         return self.earlier.get(beginning, self.today)
 
 
@@ -44,22 +45,29 @@ def beginning_of(prompt: Prompt, scope: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class SegmentSpan:
-    """Where one segment ended in the tokens, and where its text's characters fall."""
+    """Where one segment ends in the tokens, and where the characters of its text lie.
 
-    # The token offset of the segment's end. None where the template leaves no boundary.
+    A segment is not exact if the tokenizer joins its last characters with the template's. Its last
+    tokens then depend on the text behind it, and `end` lies before them.
+    """
+
+    # The tokens up to the segment's end; None: the template leaves no boundary.
     end: int | None
+    # The token to which `character_ends[0]` belongs.
     first_token: int = 0
-    # Less `begin`, item i is the number of characters of the segment's text that lie before token
-    # `first_token + i + 1`. Empty when the renderer does not know.
+    # Item i minus `begin`: the text's characters up to the end of token `first_token + i`.
     character_ends: Sequence[int] = field(default=())
+    # Where the segment's text begins, in characters of the same piece.
     begin: int = 0
-    # Whether the segment's last tokens are the same whatever text comes behind it. They are not
-    # where a tokenizer joins the segment's last characters with the template's. Then `end` lies
-    # before them.
+    # Whether the segment's last tokens are the same whatever text follows.
     is_exact: bool = True
 
     def offset(self, characters: int | None) -> int | None:
-        """The token offset of a point in the segment: never past that point."""
+        """The tokens up to a point of the segment, which is never passed.
+
+        `characters` are those of the segment's text before the point; None is the segment's end.
+        The result is None if the template leaves no boundary.
+        """
         if characters is None or self.end is None:
             return self.end
         whole = bisect_right(self.character_ends, self.begin + characters)
@@ -73,10 +81,9 @@ class RenderedPrompt:
     token_ids: list[int]
     # In the canonical order of `engine.protocol.Prompt`.
     segments: list[SegmentSpan]
-    # The segments of system messages that the template can't take where they stand. They are told
-    # in the user's turn.
+    # The segments of system messages that the template can't place. A user's turn has their text.
     folded: Sequence[int] = ()
-    # There if the template wrote a day that the caller may remember.
+    # The day that the template wrote, for the caller to remember; None: it wrote none.
     dated: DatedBeginning | None = None
     # The ids of the images that the tokens have a place for, in order.
     images: Sequence[str] = ()

@@ -1,4 +1,4 @@
-"""Prompts to tokens and tokens to deltas, for one model. Knows its template and its tokenizer."""
+"""Turns prompts into tokens and tokens into deltas, by one model's template and tokenizer."""
 
 from array import array
 from bisect import bisect_right
@@ -68,8 +68,9 @@ from engine.text.warning import warn
 
 
 def _token_end(encoded: EncodedText, character: int) -> tuple[int, bool]:
-    """The last edge up to a character, and whether no token spans the character. What is behind the
-    character changes no token before that edge.
+    """The tokens up to the last edge at or before a character, and whether they end exactly there.
+
+    An edge is a place between two tokens, before which no later text changes a token.
     """
     if character == 0:
         return 0, True
@@ -78,7 +79,7 @@ def _token_end(encoded: EncodedText, character: int) -> tuple[int, bool]:
     piece = placed.piece
     at = character - placed.begin
     whole = bisect_right(piece.character_ends, at)
-    # A piece's end is an edge: behind it comes a control token, or nothing.
+    # A piece's end is an edge, because a control token or nothing follows it.
     if whole == len(piece):
         return placed.first_token + whole, True
     is_exact = bool(piece.edges[whole]) and (whole == 0 or piece.character_ends[whole - 1] == at)
@@ -88,9 +89,9 @@ def _token_end(encoded: EncodedText, character: int) -> tuple[int, bool]:
 
 
 def _token_mask(token_ids: Collection[int], tokenizer: Tokenizer) -> bytes | None:
-    """A bit for each token, lowest first, 1 for these; None where no token is named.
+    """A bit for each token id, lowest first, 1 for these ids; None if there are none.
 
-    Raises FieldRefused where the vocabulary has none of them.
+    Raises FieldRefused if the vocabulary has none of them.
     """
     if not token_ids:
         return None
@@ -107,8 +108,7 @@ def _token_mask(token_ids: Collection[int], tokenizer: Tokenizer) -> bytes | Non
 class TurnParser:
     """An `engine.schedule.output.OutputParser`.
 
-    Stop strings are looked for in what the model writes, before any format is parsed: no delta
-    contains one.
+    Stop strings are found in the model's text before any format is parsed, so no delta has one.
     """
 
     def __init__(
@@ -123,15 +123,15 @@ class TurnParser:
         forces_call: bool = False,
         token_mask: bytes | None = None,
     ) -> None:
-        """A `constraint` says which tokens may come, and ends the turn when it is complete. Without
-        a constraint `token_mask` says it for the whole turn.
+        """A `constraint` says which tokens may come, and ends the turn when it is complete.
 
-        `ends_after_call`: the first call ends the turn. `forces_call`: a call that is cut off
-        before its name leaves nothing behind.
+        Without one, `token_mask` says which tokens may come in the whole turn. With
+        `ends_after_call` the first call ends the turn. With `forces_call` a call that is cut off
+        before its name leaves no text behind.
         """
         self.finish: FinishReason | None = None
         self.stop_sequence: str | None = None
-        # Every token from the opening tag to the closing one.
+        # The tokens from the opening tag of thinking to the closing one, both included.
         self.thinking_tokens = 0
         self._detokenizer = detokenizer
         self._stops = stops
@@ -162,7 +162,7 @@ class TurnParser:
         was_thinking = self._calls.is_thinking
         if token_id in self.end_token_ids:
             self.thinking_tokens += was_thinking
-            # Close before counting: a call may be whole without its closing tag.
+            # Calls are closed before they are counted, since one may be whole without its end tag.
             deltas = self._close(is_cut=False)
             if self.finish is None:
                 self.finish = self._natural_end()
@@ -181,7 +181,8 @@ class TurnParser:
         return self._close(is_cut=self.finish in (None, "stop_sequence", "too_costly"))
 
     def _close(self, *, is_cut: bool) -> list[Delta]:
-        """`is_cut`: the model did not end the turn, so a call may be cut off inside its head."""
+        """The last deltas. `is_cut` says that the model did not end the turn by itself, so a call
+        may be cut off before its name."""
         deltas: list[Delta] = []
         if self.finish is None:
             deltas += self._take(self._detokenizer.flush())
@@ -209,7 +210,7 @@ class TurnParser:
         return deltas
 
     def _cut(self, deltas: list[Delta]) -> list[Delta]:
-        """Cut the deltas behind the first call, where calls may not be parallel."""
+        """The deltas up to the first call's end, or all if calls may be parallel."""
         if not self._ends_after_call or not self._calls.num_calls:
             return deltas
         kept = list[Delta]()
@@ -229,7 +230,8 @@ PrefixOrder = Literal["tools_first", "template"]
 def _opens_thinking(
     probe: TemplateProbe, formats: ModelFormats, traits: TemplateTraits
 ) -> dict[tuple[bool, bool], bool]:
-    """Whether a prompt ends inside a thinking tag, by (thinking, behind a result)."""
+    """Whether a prompt ends inside a thinking tag, by (the model is to think, a tool result is
+    last)."""
     opens: dict[tuple[bool, bool], bool] = {}
     for thinking, after_result in product((False, True), repeat=2):
         opens[thinking, after_result] = formats.tags is not None and probe.opens_tag(
@@ -239,7 +241,7 @@ def _opens_thinking(
 
 
 def _within(controls: Iterable[str], markers: Collection[str]) -> set[str]:
-    """The control tokens' texts that stand in markers; a marker may consist of several tokens."""
+    """The texts of control tokens that are a part of a marker. A marker may have several tokens."""
     return {text for text in controls if any(text in marker for marker in markers)}
 
 
@@ -251,7 +253,7 @@ def _span(encoded: EncodedText, place: Place, segment: TemplateSegment) -> Segme
     piece = None if place.begin is None else encoded.piece_at(place.begin)
     if segment.text is None or place.begin is None or piece is None:
         return SegmentSpan(end, end, is_exact=is_exact)
-    # Places are inside the text's outer white space: `begin` is its first other character.
+    # `place.begin` is the text's first character that is not white space.
     leading = len(segment.text) - len(segment.text.lstrip())
     begin = place.begin - piece.begin - leading
     return SegmentSpan(end, piece.first_token, piece.piece.character_ends, begin, is_exact)
@@ -264,8 +266,11 @@ def _place_images(
     image_ids: Collection[str],
     spans: list[SegmentSpan],
 ) -> list[str]:
-    """The ids of a prompt's images in the order of the text; `spans` with images lose their
-    characters. Raises InvalidRequest where the template does not tell where an image stands."""
+    """The ids of a prompt's images in the order of the text.
+
+    The items of `spans` that have images lose their `character_ends`. Raises InvalidRequest if the
+    template does not tell where an image stands.
+    """
     placed_ids: list[tuple[int, list[str]]] = []
     for number, (place, segment) in enumerate(zip(places, segments, strict=True)):
         references = IMAGE_REFERENCE.findall(segment.text or "")
@@ -275,7 +280,7 @@ def _place_images(
         if place.begin is None:
             raise InvalidRequest("the chat template does not tell where an image stands")
         placed_ids.append((place.begin, ids))
-        # Its text's characters are not the client's: no place inside of it is known.
+        # The rendered characters differ from the client's, so no place inside the text is known.
         first, _ = _token_end(encoded, place.begin)
         spans[number] = replace(spans[number], first_token=first, character_ends=())
     return list(chain.from_iterable(ids for _, ids in sorted(placed_ids)))
@@ -292,8 +297,8 @@ class ChatRenderer:
         now: Callable[[], datetime] = datetime.now,
         image_text: str = "",
     ) -> None:
-        """Raises TemplateRefused where a tool format is demanded of a template without tools."""
-        # What a prompt has for each image, as the model's server reads it. Empty: it sees none.
+        """Raises TemplateRefused if the settings want tools and the template can't render them."""
+        # The text that stands for an image in a prompt; empty: the model reads no images.
         self.image_text = image_text
         self.template = ChatTemplate(files.templates, files.special_tokens, now)
         self.tokenizer = files.tokenizer
@@ -306,13 +311,13 @@ class ChatRenderer:
         controls = self._pieces.control_ids
         declared = {text for text, token in controls.items() if token in files.end_token_ids}
         self.formats = find_formats(probe, formats or FormatChoice(), declared)
-        # None where the template proves none of ours. So is `reasoning_format`.
+        # None: no format that we know fits the template. `reasoning_format` is None likewise.
         self.tool_format = self.formats.tool_format
         self.traits = probe.find_text_input(probe.find_traits(self.formats.traits))
         if self.tool_format is not None and not probe.shows_tools(self.traits):
             if self.formats.calls is None or (formats is not None and formats.tools != "auto"):
                 raise TemplateRefused("`tool_format`: the chat template does not render tools")
-            # A template that renders calls and no tools gets these as a part of the system prompt.
+            # A template that renders calls but no tools gets the tools in the system prompt.
             instructed = replace(self.traits, call_instructions=self.formats.call_instructions)
             is_told = probe.shows_tools(instructed)
             self.traits = instructed if is_told else self.traits
@@ -325,7 +330,8 @@ class ChatRenderer:
         ends = {controls[text] for text in self.formats.ends if text in controls}
         no_ends = {controls[text] for text in self.formats.no_ends if text in controls}
         shown_ends = probe.find_turn_end(self.traits)
-        # They end a turn: those that the model declares, and the one that its template writes.
+        # The tokens that end a turn: the model's declared ones, and the one that its template
+        # writes.
         self.end_token_ids = frozenset((files.end_token_ids | shown_ends | ends) - no_ends)
         self._opens_thinking = _opens_thinking(probe, self.formats, self.traits)
         texts = files.tokenizer.get_added_tokens_decoder().values()
@@ -365,15 +371,15 @@ class ChatRenderer:
     def render(
         self, prompt: Prompt, *, thinking: bool, scope: str = "", days: KnownDays | None = None
     ) -> RenderedPrompt:
-        """Tokens and segments. Raises InvalidRequest where the template refuses the prompt.
+        """The prompt's tokens and segments. Raises InvalidRequest if the template refuses it.
 
-        A prompt that ends with an assistant's message is cut off behind it, to be continued.
-        `scope` separates tenants in the memory of what was tokenized before. With `days` a
-        template that writes the date writes the day of the prompt's beginning.
+        A prompt that ends with an assistant's message ends right behind it, to be continued.
+        `scope` separates tenants in the cache of tokenized texts. With `days` a template that
+        writes the date writes the day of the prompt's beginning.
         """
         if prompt.text is not None:
-            # Unlike text in a conversation a raw prompt may have control tokens. The tokenizer puts
-            # in front what it puts in front of any prompt.
+            # Unlike the text of a conversation, a raw prompt may have control tokens. The tokenizer
+            # adds its usual first tokens.
             encoding = self.tokenizer.encode(prompt.text)
             ends = array("I", [end for _, end in encoding.offsets])
             return RenderedPrompt(encoding.ids, [SegmentSpan(len(encoding.ids), 0, ends)])
@@ -402,7 +408,7 @@ class ChatRenderer:
         if prompt.images and self.image_text:
             image_ids = {image.id for image in prompt.images}
             images = _place_images(encoded, placed.places, segments, image_ids, spans)
-        # Those of system messages that are told in the user's turn.
+        # The segments of system messages whose text a user's turn has.
         folded = [
             number
             for number, segment in enumerate(segments)
@@ -411,14 +417,14 @@ class ChatRenderer:
         return RenderedPrompt(encoded.token_ids(), spans, folded, dated, images)
 
     def _place(self, prompt: Prompt, *, thinking: bool) -> tuple[PlacedText, list[int]]:
-        """The text without cuts, its segments' places in order, and where the cuts stood.
+        """The rendered text without cuts, its segments' places in order, and where the cuts were.
 
-        The whole is rendered without marks and with them (`template/boundaries.py`).
+        The prompt is rendered twice, without marks and with them (`template/boundaries.py`).
         """
         failed: TemplateFails | None = None
         template = self.template
         controls = self._pieces.controls
-        # Templates that fail on a tool are given more of it.
+        # If a template fails on an incomplete tool, it gets a more complete one.
         for completion in range(MAX_COMPLETION + 1 if prompt.tools else 1):
             completed_prompt = with_complete_tools(prompt, completion)
             conversation = new_conversation(
@@ -430,8 +436,8 @@ class ChatRenderer:
                 failed = failed or error
                 continue
             placed, cuts = without_cuts(placed, conversation.cut)
-            # The prompt and the template may write a control token's text together: those are cut
-            # too, unless the template writes something else then.
+            # The prompt and the template may write a control token's text together. Such texts are
+            # cut too, unless that changes the template's text.
             texts = strings_of(completed_prompt)
             completed = frozenset[str]().union(*map(controls.completed_by, texts))
             completing = frozenset(control for control in completed if control in placed.text)
@@ -457,17 +463,17 @@ class ChatRenderer:
         return self.can_constrain and self._style is not None and bool(self._style.starts)
 
     def spelled(self, token_id: TokenId) -> Spelled:
-        """What a token stands for. The marks of calls and of thinking count as text."""
+        """The text of a token. The markers of calls and of thinking count as text."""
         return self._tool_vocabulary.spelled(token_id)
 
     def parser(self, request: GenerateRequest) -> TurnParser:
-        """A parser for the request's first choice; raises as `parsers`."""
+        """A parser for the request's first choice. Raises like `parsers`."""
         return self.parsers(request)[0]
 
     def parsers(self, request: GenerateRequest) -> Sequence[TurnParser]:
-        """A parser for each choice. The request's grammar is compiled once for all.
+        """A parser for each choice. The request's grammar is compiled once for all of them.
 
-        Raises InvalidRequest where what the request demands of the output can't be guaranteed.
+        Raises InvalidRequest if a demand on the output can't be guaranteed.
         """
         sampling = request.sampling
         choice = request.tool_choice

@@ -1,12 +1,13 @@
-"""An engine in front of a server that is not ours. The server computes; books, text and API are
-ours.
+"""An engine in front of a server that is not ours. The server computes. Books, text and API are
+this engine's.
 
-A server that is not ours evicts when it wants and tells nobody. So an entry here is never leased:
-it says what a scope has sent, and the server's own count of reused tokens decides what was read. An
-entry ends when less of it was reused than it has. Then the request writes it anew.
+Such a server evicts when it wants and tells nobody. So an entry here is not leased, unless the
+server saves its slots in files. An entry says what a scope has sent, and the server's own count of
+reused tokens decides what was read. An entry ends when fewer tokens were reused than it has. The
+request then writes it anew.
 
-Which server it is, and what it keeps to, is tried at the start. Nothing is taken from its version:
-a flag that was left out shows only in what it answers.
+The server's kind and abilities are tried at the start. Its version proves nothing, because a
+missing flag shows only in its answers.
 """
 
 import asyncio
@@ -81,7 +82,7 @@ from engine.text.tokens.detokenize import longest_token_bytes
 log = structlog.get_logger()
 
 SILENCE_SECONDS = 300.0
-"""Seconds without a byte after which a request has failed."""
+"""A request fails after this many seconds without a byte."""
 PROBE_TOKENS = 160
 GRAMMAR_TOKENS = 256
 _HELLO = "Say hello."
@@ -105,9 +106,10 @@ def _unseen_request(num_words: int) -> GenerateRequest:
 
 
 async def examined(server: Server, renderer: ChatRenderer, *, may_share: bool = False) -> Facts:
-    """The facts, with those that only trying shows. Raises UpstreamError where the server fails.
+    """The server's facts, with those that only a trial shows.
 
-    `may_share`: a llama.cpp whose slots share a cache is taken as one that keeps no scopes apart.
+    Raises UpstreamError if the server fails, and UpstreamRefused for a llama.cpp whose slots share
+    a cache. With `may_share` it counts as a server that keeps no scopes apart instead.
     """
     facts = await server.find_facts()
     facts = await _with_reuse(server, renderer, facts)
@@ -120,13 +122,13 @@ async def examined(server: Server, renderer: ChatRenderer, *, may_share: bool = 
 
 
 async def _with_reuse(server: Server, renderer: ChatRenderer, facts: Facts) -> Facts:
-    """The facts, with what the server tells of reuse, and whether it keeps scopes apart.
+    """The facts, with how the server tells of reuse and whether it keeps scopes apart.
 
-    One prompt is sent twice in one scope, and then in another scope after something else. (A cache
-    behind the slots of llama.cpp shows only where a slot had other content meanwhile.)
+    One prompt is sent twice in one scope, then another prompt and the first one in a second scope.
+    (llama.cpp's cache behind its slots shows only after a slot had other content.)
     """
-    # Nobody has sent such words before, so nothing can be reused at first. Each of 32 hexadecimal
-    # digits has several tokens, so there are blocks of them.
+    # Nobody has sent such random words before, so at first nothing can be reused. Each word has 32
+    # hexadecimal digits and several tokens, so the prompt fills whole blocks.
     num_words = max(PROBE_TOKENS, 3 * (facts.block_size or 0)) // 12
     first = trial_order(renderer, _unseen_request(num_words))
     second = trial_order(renderer, _unseen_request(num_words))
@@ -146,7 +148,8 @@ async def _with_reuse(server: Server, renderer: ChatRenderer, facts: Facts) -> F
     again = pieces[1].cached_tokens
     foreign = pieces[3].cached_tokens
     length = len(first.token_ids)
-    # Prompts may begin alike by chance; a slot keeps that much of its scope's own.
+    # The two prompts begin alike, at least by the template. The second scope may reuse that much of
+    # its own first prompt.
     alike = common_length(pack(first.token_ids), pack(second.token_ids), TOKEN_BYTES)
     if pieces[1].prompt_tokens not in (None, length):
         note = f"not told: it counts {pieces[1].prompt_tokens} tokens of a prompt of {length}"
@@ -169,8 +172,8 @@ async def _with_reuse(server: Server, renderer: ChatRenderer, facts: Facts) -> F
 
 
 async def _with_grammars(server: Server, renderer: ChatRenderer, facts: Facts) -> Facts:
-    """The facts, with what the server does with a grammar."""
-    # They constrain an answer to a schema that no model writes by itself, and a call to one.
+    """The facts, with the capabilities that need grammars, as far as the server follows them."""
+    # One grammar is of an answer, the other of a call. No model writes such JSON by itself.
     capabilities: set[Capability] = set()
     if not renderer.can_constrain:
         return replace(facts, forced_note="the grammar library can't use the tokenizer")
@@ -210,19 +213,23 @@ async def _keeps_to(server: Server, renderer: ChatRenderer, request: GenerateReq
 
 
 FIND_SECONDS = 300.0
-"""How long a server may take to answer everything that is asked of it at the start."""
+"""How long a server may take for all trials at the start."""
 FIRST_PAUSE_SECONDS = 0.25
+"""The first pause before a server that is down at the start is tried again. Each pause is twice the
+last."""
 MAX_PAUSE_SECONDS = 10.0
-"""Between two questions whether a server that is down at the start is there."""
+"""The longest of these pauses."""
 WATCH_SECONDS = 2.0
+"""The pause between two looks whether the server lives."""
 MISSES = 3
-"""A server is gone that did not answer so often in a row. A server that refuses connections is gone
-at once."""
+"""A server counts as gone after this many looks in a row without an answer. A server that refuses
+connections counts as gone at once."""
 DEFAULT_CONTEXTS = 8
+"""How many full contexts our books have blocks for, if neither server nor settings tell."""
 
 
 class _Leases(NamedTuple):
-    """What is known of a server that keeps leases."""
+    """The trial and the slot files of a server that keeps leases."""
 
     trial: SlotTrial
     files: SlotFiles
@@ -230,25 +237,29 @@ class _Leases(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What is known once the server has been asked."""
+    """The parts that are made once the server has been examined."""
 
     server: Server
     facts: Facts
     renderer: ChatRenderer
-    # It lacks only the epoch.
+    # The engine's description without its epoch.
     description: Description
     workers: PreparePool
     images: ImageCounts | None
-    # Of a server that keeps leases.
+    # None: the server keeps no leases.
     trial: SlotTrial | None = None
+    # None: the server keeps no leases.
     files: SlotFiles | None = None
-    # Why it keeps none, where ENGINE_UPSTREAM_SLOTS asks for them.
+    # Why it keeps no leases though ENGINE_UPSTREAM_SLOTS asks for them.
     lack: StoreStats | None = None
 
 
 class UpstreamBackend(EngineBackend):
-    """While the server is away every call is refused as NotReady. When it is back a new epoch
-    begins."""
+    """The engine in front of one server.
+
+    While the server is away, every call is refused as NotReady. When it is back, a new epoch
+    begins.
+    """
 
     unpurged = ("what the server behind this engine keeps: it has its own ways to be reset",)
 
@@ -271,7 +282,10 @@ class UpstreamBackend(EngineBackend):
     # Life.
 
     def load(self, progress: Progress) -> None:
-        """Waits for a server that is down. Raises UpstreamRefused and TemplateRefused."""
+        """Load the tokenizer, and wait until the server is there.
+
+        Raises UpstreamRefused and TemplateRefused.
+        """
         progress("loading tokenizer", 0.1)
         text = image_token_text(self._settings.model)
         self._worker = msgspec.structs.replace(self._worker, image_text=text)
@@ -319,7 +333,7 @@ class UpstreamBackend(EngineBackend):
         )
 
     def _store_stats(self, loop: UpstreamLoop) -> StoreStats | None:
-        """Of the slot files. None where none are asked for."""
+        """The counts of the slot files; None if the settings ask for none."""
         if isinstance(loop, SlotLoop):
             return loop.store_stats()
         return None if self._parts is None else self._parts.lack
@@ -348,7 +362,7 @@ class UpstreamBackend(EngineBackend):
     async def _wait_for_server(
         self, renderer: ChatRenderer, files: ModelFacts, progress: Progress
     ) -> _Parts:
-        """Ask until the server answers. Raises UpstreamRefused where no waiting helps."""
+        """Try until the server answers. Raises UpstreamRefused if waiting can't help."""
         settings = self._settings
 
         async def ask() -> _Parts:
@@ -414,8 +428,10 @@ class UpstreamBackend(EngineBackend):
     async def _with_leases(
         self, server: SlotServer, renderer: ChatRenderer, facts: Facts
     ) -> _Leases:
-        """What a trial shows of leases. Raises StoreRefused where there are none, UpstreamGone and
-        UpstreamBusy."""
+        """Try whether the server keeps leases, and open the slot files.
+
+        Raises StoreRefused if it keeps none, UpstreamGone and UpstreamBusy.
+        """
         folder = Path(self._settings.upstream_slots)
         if facts.kind != "llamacpp":
             raise NoLeases("no server but llama.cpp's has slot files")
@@ -441,8 +457,11 @@ class UpstreamBackend(EngineBackend):
         return DiskPlan.of(trial.sizes, settings.store_bytes, settings.block_size, context)
 
     async def _watch_server(self, _stopping: asyncio.Event) -> None:
-        """Raises UpstreamGone while the server is away: the engine is not ready while a loop
-        fails."""
+        """Watch whether the server lives and is still the same.
+
+        Raises UpstreamError while it is away. The supervisor then calls it again, and the engine is
+        not ready meanwhile.
+        """
         parts = self._parts
         assert parts is not None
         if self._loaded is None:
@@ -467,7 +486,7 @@ class UpstreamBackend(EngineBackend):
                 parts = await self._come_back(parts)
 
     async def _lose(self, reason: str) -> None:
-        """Whatever the server had in memory is gone. Requests fail; the final counts stay."""
+        """End the epoch, because the server's memory is gone. Requests fail. Final counts stay."""
         loaded = self._loaded
         self._loaded = None
         if loaded is None:
@@ -478,8 +497,11 @@ class UpstreamBackend(EngineBackend):
         await loaded.loop.fail_all("the upstream server is gone", "not_ready")
 
     async def _come_back(self, parts: _Parts) -> _Parts:
-        """Begin a new epoch. Raises UpstreamError while the server is away. Another server than
-        before ends the process."""
+        """Begin a new epoch with a server that is back.
+
+        Raises UpstreamError while the server is away. If another server came back, the process
+        ends.
+        """
         try:
             may_share = bool(self._settings.upstream_slots)
             facts = await examined(parts.server, parts.renderer, may_share=may_share)
@@ -504,7 +526,7 @@ class UpstreamBackend(EngineBackend):
         return parts
 
     async def _keeps_leases(self, parts: _Parts, facts: Facts, trial: SlotTrial) -> bool:
-        """Whether the server computes and saves as it did before. Raises UpstreamError."""
+        """Whether the server's slot files are those that it wrote before. Raises UpstreamError."""
         assert isinstance(parts.server, SlotServer)
         folder = Path(self._settings.upstream_slots)
         try:
@@ -515,7 +537,7 @@ class UpstreamBackend(EngineBackend):
         return again.fingerprint == trial.fingerprint
 
     async def _parsers(self, loaded: Loaded, request: GenerateRequest) -> Sequence[OutputParser]:
-        """A server of conversations parses by itself."""
+        """Parsers for the choices. A server of chat completions parses its answers by itself."""
         parts = self._parts
         if parts is None or parts.facts.kind != "openai":
             return await super()._parsers(loaded, request)
@@ -578,7 +600,7 @@ class UpstreamBackend(EngineBackend):
     def _assemble_slots(
         self, parts: _Parts, description: Description, trial: SlotTrial, files: SlotFiles
     ) -> Loaded:
-        """Books, loop and the leases of an earlier epoch, of a server with slot files."""
+        """The books and the loop for a server with slot files, with an earlier epoch's leases."""
         settings = self._settings
         plan = self._disk_plan(trial, parts.facts)
         pool = MirrorPool(plan.num_blocks, plan.block_size, tier="disk")
@@ -639,7 +661,7 @@ class UpstreamBackend(EngineBackend):
             prefix_order=renderer.prefix_order,
             tool_format=renderer.tool_format,
             reasoning_format=renderer.reasoning_format,
-            # The server is not sent the others.
+            # Fields that the server does not honour are not sent to it.
             default_sampling=files.sampling.within(capabilities),
             max_running=facts.max_running,
             longest_token_bytes=longest_token_bytes(renderer.tokenizer),
@@ -652,7 +674,7 @@ def _image_counts(server: Server, renderer: ChatRenderer, facts: Facts) -> Image
 
 
 def _lasting(facts: Facts) -> tuple[Any, ...]:
-    """What must be the same after the server's restart, for our description to stay true."""
+    """The facts that must not change in a restart, so that our description stays true."""
     return (
         (facts.model, facts.version, facts.max_context_tokens, facts.max_running),
         (facts.block_size, facts.num_blocks),

@@ -1,6 +1,6 @@
-"""Conversations in the form that servers of chat completions take, and their answers.
+"""Conversations in the form that servers of chat completions take, and a parser of their answers.
 
-Such a server renders and parses by its own template and formats.
+Such a server renders prompts and parses answers by itself.
 """
 
 import json
@@ -45,7 +45,7 @@ class CallDelta(msgspec.Struct, frozen=True):
 
 
 class ChatDelta(msgspec.Struct, frozen=True):
-    """The fields of OpenAI's delta that are read. Both names of thinking are in use."""
+    """The fields of OpenAI's delta that are read. Servers use either name for thinking."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -60,19 +60,20 @@ _FINISH: dict[str, FinishReason] = {
     "tool_calls": "tool_use",
     "function_call": "tool_use",
 }
-"""Any other reason counts as `stop`."""
+"""Our reasons by theirs. Any other reason counts as `stop`."""
 
 
 def chat_messages(prompt: Prompt, images: Sequence[Image] = ()) -> list[dict[str, Any]]:
-    """The prompt's messages. Earlier thinking is left out. A raw text was refused before.
+    """The prompt's messages as JSON values, without earlier thinking. It must not be a raw text.
 
-    An image stands where its reference is. vLLM knows it by its `uuid`, which is its scope's alone.
+    Each image takes the place of its reference. vLLM caches an image by its `uuid`, which differs
+    between scopes.
     """
     by_id = {image.id: image for image in images}
 
     def content(text: str) -> str | list[dict[str, Any]]:
         parts = list[dict[str, Any]]()
-        # Every other piece is the id of a reference.
+        # Pieces with odd numbers are the ids of references.
         for place, piece in enumerate(IMAGE_REFERENCE.split(text) if by_id else [text]):
             image = by_id.get(piece) if place % 2 else None
             if image is not None:
@@ -116,6 +117,7 @@ def _arguments(part: ToolUsePart) -> str:
 
 
 def conversation(order: Order) -> dict[str, Any]:
+    """The messages and tools of a request to a server of chat completions, as JSON values."""
     prompt = order.request.prompt
     images = () if order.image_prompt is None else order.image_prompt.images
     body: dict[str, Any] = {"messages": chat_messages(prompt, images)}
@@ -129,10 +131,9 @@ def conversation(order: Order) -> dict[str, Any]:
 
 
 class ChatParser:
-    """An `engine.schedule.output.OutputParser` that takes deltas, not tokens.
+    """An `engine.schedule.output.OutputParser` that takes deltas instead of tokens.
 
-    The model's `tokenizer` counts tokens where the server does not tell.
-    Raises UpstreamError for a call that can't be told.
+    The model's `tokenizer` counts tokens if the server does not tell them.
     """
 
     constraint = None
@@ -156,7 +157,10 @@ class ChatParser:
         raise NotImplementedError("a server of chat completions sends no tokens")
 
     def take(self, delta: ChatDelta, finish_reason: str | None) -> list[Delta]:
-        """The deltas of an event; sets `finish` where it ends the choice."""
+        """The deltas of an event. Sets `finish` if the event ends the choice.
+
+        Raises UpstreamError for a call without a name, a call out of order, and too many calls.
+        """
         deltas = list[Delta]()
         thought = delta.reasoning_content or delta.reasoning
         if thought:
@@ -185,7 +189,7 @@ class ChatParser:
         return [TextDelta(rest)] if rest else []
 
     def count_written(self) -> int:
-        """About how many tokens the answer has: its text is tokenized again."""
+        """About how many tokens the answer has. Its text is tokenized again for that."""
         return len(self._tokenizer.encode("".join(self._written), add_special_tokens=False).ids)
 
     def _call(self, call: CallDelta) -> list[Delta]:

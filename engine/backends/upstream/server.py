@@ -1,6 +1,6 @@
-"""A model server that is not ours: calls to it, its slots, and what is found out at the start.
+"""A model server that is not ours: calls to it, its slots, and the facts found out at the start.
 
-Every answer has a bound on its bytes and on its silence.
+Every answer has a bound on its bytes, and on the time between two of them.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 CONNECT_SECONDS = 5.0
 LOOK_SECONDS = 10.0
-"""How long a small question may take: a model's name, a count of tokens, whether it lives."""
+"""How long a small call may take, such as for a model's name or a count of tokens."""
 MAX_REPLY_BYTES = 8 * 2**20
 MAX_EVENT_BYTES = 2**20
-"""The most bytes of one event, with the comments and empty lines in front of it."""
+"""The most bytes of one event, with the comments and empty lines before it."""
 _BUSY = {429, 503, 529}
 
 
@@ -52,7 +52,7 @@ class UpstreamGone(UpstreamError):
 
 
 class UpstreamAborted(UpstreamError):
-    """The server gave a request up that it had taken: somebody paused it, or ended its requests."""
+    """The server gave up a request that it had taken. Somebody paused it or ended its requests."""
 
     code: ClassVar[ErrorCode] = "not_ready"
 
@@ -62,25 +62,27 @@ class UpstreamRejected(UpstreamError):
 
 
 class UpstreamDenied(UpstreamError):
-    """The server wants a key, or another one."""
+    """The server wants a key, or another key than it got."""
 
 
 class UpstreamRefused(StartRefused):
-    """This server can't be used at all; the message says why and what to change."""
+    """This server can't be used at all. The message says why, and what to change."""
 
 
 class Wire:
-    """Calls to one server. `url` has no path of an API; a trailing `/v1` is left out.
+    """Calls to one server. A `/v1` at the end of `url` is removed.
 
-    All raise UpstreamError, and UpstreamGone where it can't be reached.
+    All calls raise UpstreamError, and UpstreamGone if the server can't be reached.
     """
 
     def __init__(
         self, url: str, key: str, silence_seconds: float, *, keeps_connections: bool = True
     ) -> None:
-        """Without `keeps_connections` each call has a connection of its own: llama.cpp closes idle
-        ones in its own time, a call that crosses with that fails, and what is asked of a slot can't
-        be asked again."""
+        """Without `keeps_connections` each call has its own connection.
+
+        llama.cpp closes idle connections. A call that is sent at that moment fails, and an action
+        on a slot can't be repeated.
+        """
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         self.url = url
         self._client = httpx.AsyncClient(
@@ -95,7 +97,7 @@ class Wire:
         self._silence = httpx.Timeout(silence_seconds, connect=CONNECT_SECONDS, pool=None)
 
     async def look(self, path: str) -> tuple[int, bytes]:
-        """Status and body, whatever the status is."""
+        """The status and the body of a GET, whatever the status is."""
         async with self._call(path, None, is_long=False) as response:
             return response.status_code, await _body(response)
 
@@ -108,9 +110,9 @@ class Wire:
         is_long: bool = False,
         seconds: float = LOOK_SECONDS,
     ) -> T:
-        """The decoded answer. With a `body` it is a POST.
+        """The decoded answer of a GET, or of a POST if there is a `body`.
 
-        It may take so many `seconds`; `is_long`: as long as a generation.
+        The server may be silent for `seconds`, or with `is_long` for as long as in a generation.
         """
         async with self._call(path, body, is_long=is_long, seconds=seconds) as response:
             check_status(response.status_code, path)
@@ -167,8 +169,8 @@ def decoded(body: bytes, kind: type[T], path: str) -> T:
 
 
 async def event_data(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """The `data` of each event. Raises UpstreamError for an event of too many bytes."""
-    # The beginning of a line that may come in many chunks: each byte is looked at once.
+    """The `data` of each event. Raises UpstreamError for an event over MAX_EVENT_BYTES."""
+    # The chunks of an unfinished line. They are joined once, so that each byte is looked at once.
     rest = list[bytes]()
     data = list[bytes]()
     size = 0
@@ -202,7 +204,10 @@ async def _body(response: httpx.Response) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Place:
+    """Where a request is computed."""
+
     slot: int
+    # Whether the slot's content may be used again. False: all of the prompt is computed.
     may_reuse: bool
 
 
@@ -222,7 +227,7 @@ class _Slot:
 
 
 class Slots:
-    """Used on one event loop."""
+    """llama.cpp's slots, each for one scope at a time. To be used on one event loop."""
 
     def __init__(self, num_slots: int) -> None:
         self._slots = [_Slot(number) for number in range(num_slots)]
@@ -235,7 +240,12 @@ class Slots:
 
     @asynccontextmanager
     async def taken(self, scope: str, prompt: bytes) -> AsyncIterator[Place]:
-        """A place for this prompt (`pack`), until the context ends."""
+        """A place for this prompt, until the context ends. `prompt` are its packed token ids.
+
+        Of the free slots of its scope the one with the longest common beginning is taken. Without a
+        common beginning an unused slot goes first, and without a slot of the scope the one that was
+        not used for longest.
+        """
         async with self._free:
             free = [slot for slot in self._slots if not slot.is_busy]
             alike = {
@@ -261,18 +271,18 @@ class Slots:
 Kind = Literal["vllm", "llamacpp", "openai"]
 Isolation = Literal["salt", "slots", "none"]
 Tells = Literal["with_tokens", "at_the_end", "never"]
-"""When a server says how many of a prompt's tokens it reused."""
+"""When a server tells how many of a prompt's tokens it reused."""
 
 PROBE_TEXTS = (
     "The quick brown fox jumps over 13 lazy dogs.\n\n  def f(x):\n\treturn x ** 2\n",
     "Größe, naïve, 東京, Привет, 🙂👍🏽 — “quoted” …",
 )
-"""The texts by which a server's tokenizer is compared with ours."""
+"""The texts on which a server's tokenizer is compared with ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What the model's own files say, and a server does not."""
+    """Facts of the model's own files, which a server does not tell."""
 
     vocabulary_size: int
     # The context in tokens that the model was trained for.
@@ -283,7 +293,8 @@ class ModelFacts:
 
     @classmethod
     def of(cls, model: str, renderer: ChatRenderer) -> "ModelFacts":
-        """Of a Hugging Face directory or hub id. Raises TemplateRefused for a broken file."""
+        """The facts of a Hugging Face directory or hub id. Raises TemplateRefused for a broken
+        file."""
         config = read_json(model, "config.json")
         text = config.get("text_config")
         encode = renderer.tokenizer.encode
@@ -297,10 +308,9 @@ class ModelFacts:
         )
 
     def context(self, server_context: int | None) -> int:
-        """The server's context in tokens. Where it does not tell: the context that the model was
-        trained for.
+        """The server's context in tokens, or the one that the model was trained for.
 
-        Raises UpstreamRefused where neither is known.
+        Raises UpstreamRefused if neither is known.
         """
         context = server_context or self.max_context_tokens
         if context is None or not 0 < context < 2**31:
@@ -308,7 +318,7 @@ class ModelFacts:
         return context
 
     def check_tokens(self, tokens: Sequence[int]) -> list[TokenId]:
-        """Raise UpstreamError for what is no token of the model."""
+        """The same ids as tokens. Raises UpstreamError for an id outside the vocabulary."""
         if not all(0 <= token < self.vocabulary_size for token in tokens):
             raise UpstreamError("a token that the model does not have")
         return [TokenId(token) for token in tokens]
@@ -323,11 +333,10 @@ class Facts:
     """What is known of a running server. The notes are for people."""
 
     kind: Kind
-    # The name of what the server serves, by the last part of a path. An alias that it was started
-    # with says less.
+    # The last part of the served model's path. An alias is used only if the path is not told.
     model: str
     max_context_tokens: int
-    # So many requests are sent to it at a time.
+    # The most requests that are sent to it at a time.
     max_running: int
     tells: Tells
     isolation: Isolation
@@ -335,19 +344,20 @@ class Facts:
     tells_note: str = ""
     isolation_note: str = ""
     forced_note: str = ""
-    # Whether marked prefixes are leased in the server's slot files, and why not.
+    # Whether marked prefixes are leased in the server's slot files.
     holds: bool = False
+    # How they are leased, or why they are not.
     hold_note: str = "no_hold: the server evicts when it wants"
-    # None: it does not tell.
+    # None: the server does not tell.
     block_size: int | None = None
-    # None: it does not tell.
+    # None: the server does not tell.
     num_blocks: int | None = None
-    # Changes when the server was started anew, as far as it shows that.
+    # It changes when the server is started anew, if the server shows that at all.
     fingerprint: str = ""
     capabilities: frozenset[Capability] = frozenset({"multiple_choices"})
 
     def guarantees(self) -> list[Guarantee]:
-        """What an engine in front of this server keeps of the protocol's promises."""
+        """Which of the protocol's promises an engine in front of this server keeps."""
         tells = self.tells != "never"
         forced = "forced_tools" in self.capabilities
         written = (

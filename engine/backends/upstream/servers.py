@@ -1,8 +1,8 @@
 """The servers: vLLM by its completions, llama.cpp by its own API, others by chat completions.
 
-OpenAI's API tells with the last event of a stream how much of a prompt was reused, if at all. The
-first frame of an answer needs that number. So a request for one token computes the prompt first.
-The generation behind it finds the prompt in the cache.
+OpenAI's API tells only with the last event of a stream how many of the prompt's tokens were reused.
+The first frame of an answer needs that number. So a request for one token computes the prompt
+first, and the generation then finds the prompt in the server's cache.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from engine.protocol import NATIVE_AND_VLLM, FinishReason
 
 MODELS = "/v1/models"
 FAILURES: dict[str, type[UpstreamError]] = {"abort": UpstreamAborted, "error": UpstreamError}
-"""Reasons with which an answer is not whole.
+"""The finish reasons of an answer that is not whole, and the error of each.
 
 - `abort`: vLLM (`vllm.v1.engine.FINISH_REASON_STRINGS`) and SGLang, when they are paused.
 - `error`: a router before several servers, such as OpenRouter.
@@ -48,28 +48,29 @@ class Piece:
     """The part of an answer since the last piece."""
 
     token_ids: Sequence[TokenId] = ()
-    # None: not told with this piece.
+    # The prompt's tokens that the server reused; None: this piece does not tell.
     cached_tokens: int | None = None
+    # The prompt's tokens by the server's count; None: this piece does not tell.
     prompt_tokens: int | None = None
-    # Of a server of conversations.
+    # The text and calls of a server of chat completions.
     delta: ChatDelta | None = None
     # Why the server ended the choice, in its own words.
     finish_reason: str | None = None
-    # The reason in our words, where our parser sees no end.
+    # The reason in our words, if our parser can't see the end by itself.
     finish: FinishReason | None = None
-    # How many the whole answer had.
+    # The tokens of the whole answer; None: this piece does not tell.
     sampled_tokens: int | None = None
-    # Nothing comes behind it.
+    # Whether no piece follows.
     is_last: bool = False
 
     @property
     def is_answer(self) -> bool:
-        """The prompt is computed. A model may end its turn with nothing said."""
+        """Whether the prompt is computed with this piece. The answer may have no token at all."""
         return bool(self.token_ids or self.delta or self.finish_reason or self.is_last)
 
 
 def failure_by(reason: str) -> UpstreamError:
-    """The error that a reason in FAILURES is."""
+    """The error for a reason in FAILURES."""
     return FAILURES[reason](f"the server ended the answer by {reason!r}")
 
 
@@ -92,18 +93,20 @@ class Server:
     EVENT: ClassVar[type[Any]]
     ALIVE: ClassVar[str] = "/health"
     ENDS: ClassVar[Mapping[str, FinishReason]] = {}
-    # Notes for people: where the server tells what it reused; what it needs where it does not;
-    # whether it keeps scopes apart, where nothing shows that.
+    # A note for people: which field of its answers tells the reused tokens.
     TOLD_BY: ClassVar[str] = "usage.prompt_tokens_details.cached_tokens"
+    # A note for people: why the reused tokens are not told, or what would change that.
     NOT_TOLD: ClassVar[str] = "its usage has no prompt_tokens_details.cached_tokens"
+    # A note for people: why its isolation of scopes is not proved.
     UNPROVEN: ClassVar[str] = "the server knows no scopes"
     TAKES_IMAGES: ClassVar[bool] = False
+    # The most bytes of an event for each token; 0: the server sends token ids, which are counted.
     MAX_TOKEN_EVENT_BYTES: ClassVar[int] = 0
 
     def __init__(self, wire: Wire, files: ModelFacts, model: str, block_size: int) -> None:
-        """`model`: the server's name of it, or empty for its only one.
+        """`model` is the server's name for the model, or empty for its only one.
 
-        `block_size`: the tokens of a block in our books. Not every server has blocks.
+        `block_size` are the tokens of a block in our books, since not every server has blocks.
         """
         self._wire = wire
         self._files = files
@@ -112,26 +115,29 @@ class Server:
         self.close = wire.close
 
     async def find_facts(self) -> Facts:
-        """Look at the server once. Raises UpstreamRefused where it can't be used."""
+        """What the server tells of itself. Raises UpstreamRefused if it can't be used."""
         raise NotImplementedError
 
     async def fingerprint(self) -> str:
-        """Raises UpstreamGone where it does not answer with 200."""
+        """A text that changes when the server is started anew, if it shows that at all.
+
+        Raises UpstreamGone if the server does not answer with 200.
+        """
         status, _ = await self._wire.look(self.ALIVE)
         if status != 200:
             raise UpstreamGone(f"{self.ALIVE}: status {status}")
         return ""
 
     async def prefill(self, order: Order, place: Place = ANYWHERE) -> Piece:
-        """Compute the prompt alone, for servers that tell only at the end what they reused."""
+        """Compute the prompt alone, for servers that tell the reused tokens only at the end."""
         raise NotImplementedError
 
     async def count(self, order: Order) -> int:
-        """How many tokens the server counts of a prompt. Raises UpstreamRejected."""
+        """The number of a prompt's tokens by the server's count. Raises UpstreamRejected."""
         raise NotImplementedError
 
     async def generate(self, order: Order, place: Place = ANYWHERE) -> AsyncGenerator[Piece, None]:
-        """Run a choice to its end; closing the iterator ends it at the server too."""
+        """Run a choice to its end. Closing the iterator ends it at the server as well."""
         size = 0
         reason = None
         path = self._path(order)
@@ -144,7 +150,7 @@ class Server:
             piece = self._piece(event, order, place)
             if piece is None:
                 continue
-            # A server that tells no tokens may send so many bytes.
+            # Tokens are bounded. If the server tells none, the bytes of its events are.
             is_text = self.MAX_TOKEN_EVENT_BYTES > 0
             most = order.max_tokens
             size += len(data) if is_text else len(piece.token_ids)
@@ -152,7 +158,7 @@ class Server:
                 raise UpstreamError("more than was asked for")
             if piece.finish_reason is not None:
                 reason = piece.finish_reason
-            # What comes behind it has the counts.
+            # The reason of a failure is held back, because later events have the counts.
             yield replace(piece, finish_reason=None) if reason in FAILURES else piece
         if reason is None:
             raise UpstreamGone("the stream ended without a reason")
@@ -164,7 +170,7 @@ class Server:
         return self.PATH
 
     async def _sent(self, order: Order, place: Place) -> dict[str, Any]:
-        # Images have megabytes.
+        # Images have megabytes, so another thread encodes them.
         if order.image_prompt is None:
             return self._body(order, place)
         return await asyncio.to_thread(self._body, order, place)
@@ -185,21 +191,23 @@ class ServedModel(msgspec.Struct):
     """A model, as a server lists it."""
 
     id: str
-    # The context in tokens: vLLM's, and some others'.
+    # The context in tokens. vLLM and some other servers tell it.
     max_model_len: int | None = None
     owned_by: str = ""
-    # What the server loaded, where `id` is a name that it was started with. vLLM and some others
-    # have it.
+    # The loaded model, while `id` may be an alias. vLLM and some other servers tell it.
     root: str | None = None
 
     @property
     def what(self) -> str:
-        """What is served, for comparing."""
+        """The served model's name, for comparing."""
         return last_part(self.root or self.id)
 
 
 def last_part(name: str) -> str:
-    """A path's file or folder, since paths differ between machines. Any other name as it is."""
+    """The last part of a path, since paths differ between machines. Other names are returned whole.
+
+    The result has at most its last 256 characters.
+    """
     is_path = name.startswith(("/", "~", ".")) or "\\" in name
     parts = [part for part in re.split(r"[/\\]", name) if part] if is_path else []
     return (parts[-1] if parts else name)[-256:]
@@ -242,13 +250,15 @@ class _Tokenized(msgspec.Struct):
 
 
 class ChatServer(Server):
-    """A server of chat completions: it renders and parses by itself, and tells no more than its
-    usage. It knows no scopes."""
+    """A server of chat completions. It renders and parses by itself, and knows no scopes.
+
+    Its usage is all that it tells about tokens.
+    """
 
     PATH = "/v1/chat/completions"
     EVENT = _Answer
     ALIVE = MODELS
-    # An event of one token has a few hundred bytes; servers that send several at a time have more.
+    # An event of one token has a few hundred bytes. Events with several tokens have more.
     MAX_TOKEN_EVENT_BYTES = 4096
     PREFILLS_SEEDED: ClassVar[bool] = False
     READS_TOKENS: ClassVar[bool] = False
@@ -269,8 +279,8 @@ class ChatServer(Server):
         )
 
     async def fingerprint(self) -> str:
-        """The server's model. A server that was started anew with another model may look the same
-        otherwise."""
+        """The name of the served model. All else may be the same after a start with another
+        model."""
         await super().fingerprint()
         models = (await self._wire.ask(MODELS, ServedModels)).data
         return next((model.what for model in models if model.id == self._model), "")
@@ -286,7 +296,7 @@ class ChatServer(Server):
         return self._usage(answer.usage, order)
 
     async def count(self, order: Order) -> int:
-        """Counts by a request for one token, since no other call tells."""
+        """The count in the usage of a request for one token, since no other call tells it."""
         counted = (await ChatServer.prefill(self, order)).prompt_tokens
         if counted is None:
             raise UpstreamError("an answer without usage")
@@ -300,9 +310,9 @@ class ChatServer(Server):
                 yield piece
 
     async def _find_model(self) -> ServedModel:
-        """The server's model of this name, or its only one where the name is empty.
+        """The server's model of this name, or its only one if the name is empty.
 
-        Raises UpstreamRefused where it has none or several.
+        Raises UpstreamRefused if it has none or several.
         """
         models = (await self._wire.ask(MODELS, ServedModels)).data
         matches = [model for model in models if self._model in ("", model.id)]
@@ -344,8 +354,10 @@ class ChatServer(Server):
         )
 
     def _usage(self, usage: _Usage | None, order: Order) -> Piece:
-        """How many of our tokens were reused. 0 where the server counts the prompt's tokens in
-        another way."""
+        """The usage as a piece. The reused tokens are 0 if the server did not compute our tokens.
+
+        Raises UpstreamError for impossible counts.
+        """
         if usage is None:
             return Piece()
         details = usage.prompt_tokens_details
@@ -362,14 +374,14 @@ class ChatServer(Server):
         )
 
     def _is_ours(self, usage: _Usage, order: Order) -> bool:
-        """Whether the server must have computed just our tokens."""
+        """Whether the server computed exactly our tokens, as far as its count shows."""
         return usage.prompt_tokens == len(order.token_ids)
 
 
 class VllmServer(ChatServer):
-    """An unmodified `vllm serve`: token ids to `/v1/completions`, token ids back.
+    """An unmodified `vllm serve`, which gets token ids at `/v1/completions` and answers with ids.
 
-    It tells what it reused only with `--enable-prompt-tokens-details`.
+    It tells the reused tokens only with `--enable-prompt-tokens-details`.
     """
 
     PATH = "/v1/completions"
@@ -397,7 +409,7 @@ class VllmServer(ChatServer):
             model=model.what,
             version=str(version.get("version", ""))[:64],
             max_context_tokens=self._files.context(model.max_model_len),
-            # vLLM does not tell its `--max-num-seqs`. Requests that it has no room for wait there.
+            # vLLM does not tell its `--max-num-seqs`. Requests beyond that wait in vLLM.
             max_running=256,
             tells="at_the_end",
             isolation="salt",
@@ -422,7 +434,7 @@ class VllmServer(ChatServer):
         return piece
 
     def _path(self, order: Order) -> str:
-        """No images come with token ids, so the server renders a prompt that has some."""
+        """Token ids can't carry images, so the server itself renders a prompt that has some."""
         return self.PATH if order.image_prompt is None else ChatServer.PATH
 
     def _body(self, order: Order, place: Place) -> dict[str, Any]:
@@ -454,7 +466,10 @@ class VllmServer(ChatServer):
         return order.image_prompt is None or super()._is_ours(usage, order)
 
     async def _metrics(self) -> tuple[dict[str, str], str]:
-        """The labels of the cache's configuration, and when the process was started."""
+        """The labels of the cache's configuration, and the time of the process's start as text.
+
+        Both are empty if the server has no metrics.
+        """
         status, answer = await self._wire.look("/metrics")
         if status != 200:
             return {}, ""
@@ -493,7 +508,7 @@ class _Timings(msgspec.Struct, frozen=True):
 class _Event(msgspec.Struct):
     """One event of llama.cpp's stream."""
 
-    # In an event with `prompt_progress` they were not sampled.
+    # The sampled tokens. In an event with `prompt_progress` they are the prompt's.
     tokens: list[int] = []
     stop: bool = False
     stop_type: str = ""
@@ -504,11 +519,11 @@ class _Event(msgspec.Struct):
 
 
 class LlamaCppServer(Server):
-    """An unmodified `llama-server`: token ids to `/completion`, a slot for each scope.
+    """An unmodified `llama-server`, which gets token ids at `/completion`. A slot is one scope's.
 
-    A slot keeps what was computed in it last, and tells with the first token how much of that it
-    used again (`timings.cache_n`). What another scope left in a slot is computed over
-    (`cache_prompt`).
+    A slot keeps its last prompt. The first event of an answer tells how many of its tokens were
+    reused (`timings.cache_n`). For another scope than the last one nothing is reused
+    (`cache_prompt` is false).
     """
 
     PATH = "/completion"
@@ -522,7 +537,7 @@ class LlamaCppServer(Server):
             raise UpstreamRefused(f"the server says that it has {props.total_slots} slots")
         context = self._files.context(props.default_generation_settings.n_ctx)
         for text, ours in self._files.probes.items():
-            # Ids must mean the same text there. How text becomes ids is decided here alone.
+            # An id must mean the same text in the server. Text becomes ids only in this engine.
             if (await self._wire.ask("/detokenize", _Text, {"tokens": ours})).content != text:
                 raise UpstreamRefused(
                     "the server has another vocabulary than ENGINE_MODEL; name the same model"
@@ -577,7 +592,7 @@ class LlamaCppServer(Server):
         )
         return {
             **off,
-            # The order of the protocol. The server's own draws by the temperature last.
+            # The protocol's order. In the server's own order the temperature comes last.
             "samplers": ["penalties", "temperature", "min_p", "top_k", "top_p"],
             "prompt": list(order.token_ids),
             "n_predict": order.max_tokens,
@@ -587,7 +602,7 @@ class LlamaCppServer(Server):
             "return_tokens": True,
             "return_progress": True,
             "timings_per_token": True,
-            # Of the last event, which has the whole prompt else.
+            # The fields of the last event. By default it has the whole prompt.
             "response_fields": ["tokens", "stop", "stop_type", "tokens_evaluated", "timings"],
             "temperature": sample.temperature,
             "top_p": sample.top_p,
@@ -597,8 +612,7 @@ class LlamaCppServer(Server):
             "repeat_penalty": sample.repetition_penalty,
             "repeat_last_n": len(order.token_ids) + order.max_tokens,
             "seed": sample.seed % 2**32 if order.is_seeded else -1,
-            # It makes the server's own ends of a turn impossible, so it is set only where nothing
-            # may end the turn.
+            # It forbids all tokens that end a turn. So it is set only if no token may end the turn.
             "ignore_eos": not order.end_token_ids,
         }
 
@@ -611,9 +625,10 @@ SERVERS: Mapping[Kind, type[Server]] = {
 
 
 async def find_kind(wire: Wire, model: str) -> Kind:
-    """The server's kind, by the owner that `/v1/models` names and by llama.cpp's own `/props`. Any
-    other server is one of chat completions, if it lists its models or the setting names its model.
-    Raises UpstreamRefused, UpstreamDenied, and UpstreamBusy where it is not ready yet.
+    """The server's kind, by the owner that `/v1/models` names and by llama.cpp's own `/props`.
+
+    Any other server is one of chat completions, if it lists its models or if `model` is given.
+    Raises UpstreamRefused, UpstreamDenied, and UpstreamBusy if it is not ready yet.
     """
     status, answer = await wire.look(MODELS)
     owners = set[str]()

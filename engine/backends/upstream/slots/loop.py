@@ -1,8 +1,9 @@
-"""Brings a request into a slot: restore, compute to each mark, save, answer.
+"""Runs requests in a server's slots: restore, compute to each mark, save, answer.
 
-The slot is the request's alone from the first of these to the last. A mark's prefix is computed by
-a request of its own, so that the slot has exactly its tokens when it is saved. So a write is what
-the server said it saved, and a read what it said it reused.
+A request has its slot alone from the first of these steps to the last. Each mark's prefix is sent
+to the server as a request by itself, so that the slot has exactly the prefix's tokens when it is
+saved. So the tokens that the server says it saved are counted as written, and those that it says it
+reused as read.
 """
 
 import asyncio
@@ -42,41 +43,50 @@ from engine.supervisor import Supervisor
 log = structlog.get_logger()
 
 RETRY_SECONDS = 30.0
-"""Seconds without a save after one that failed."""
+"""How long nothing is saved after a save that failed."""
 FIRST_LOOK_SECONDS = 0.05
+"""The first pause between two looks whether a slot has come to rest. Each pause is twice the
+last."""
 MAX_LOOK_SECONDS = 1.0
-"""Between two questions whether a slot has come to rest."""
+"""The longest of these pauses."""
 REST_SECONDS = 60.0
-"""How long a slot may go on when it should rest, and how long requests wait while there is none. A
-server looks whether a request is still wanted between two batches of tokens."""
+"""How long a slot may take to come to rest, and how long requests wait while there is no slot.
+
+A server notices only between two batches of tokens that a request is no longer wanted.
+"""
 _NO_SLOT = "all slots of the server are used by somebody else"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotPlan:
-    """What was found out of a server that keeps leases."""
+    """What is known of a server that keeps leases."""
 
-    # How much a file takes.
+    # The bytes of a file, by its tokens.
     sizes: FileSizes
-    # What all files may take, in bytes.
+    # The most bytes of all files together.
     max_bytes: int
-    # A longer file or slot may be cut down to a prefix. Else only exact prefixes are read.
+    # Whether the server can cut a slot back to a prefix. Else only whole contents are read.
     may_trim: bool
 
 
 @dataclass(slots=True)
-class _Way:
-    """A request's way to its answer."""
+class _SlotRequest:
+    """A request that has a slot, until its answer begins."""
 
     order: Order
+    # The files saved for its marks, by the mark's digest.
     files: dict[Digest, SavedFile] = field(default_factory=dict)
+    # Why a mark was not saved, by the mark's digest.
     refused: dict[Digest, BestEffortReason] = field(default_factory=dict)
+    # Whether the slot was filled from a file.
     is_restored: bool = False
-    # The tokens that its first computation reused.
+    # The tokens that its first computation reused; None: not known yet.
     reused: int | None = None
 
 
 class SlotLoop(UpstreamLoop):
+    """Sends requests to a llama.cpp server whose slots are saved in files."""
+
     _cache: SlotCache
     _server: SlotServer
 
@@ -111,22 +121,22 @@ class SlotLoop(UpstreamLoop):
         self._restored = restored
         self._wall = wall
         self._book = SlotBook(facts.max_running)
-        # Whatever was in them before.
+        # The slots may still have content of an earlier process.
         self._book.condemn(None, b"")
-        self._ways: dict[SequenceState, _Way] = {}
-        # A save stalls all slots, and what it writes comes before what makes way goes: one at a
-        # time bounds both.
+        self._slot_requests: dict[SequenceState, _SlotRequest] = {}
+        # A save stalls all slots, and a file is written before another one is deleted for it. With
+        # one save at a time both are bounded.
         self._saving = asyncio.Lock()
-        # Nothing is saved before this, by the clock of leases.
+        # The moment before which nothing is saved, by the clock of leases.
         self._pace_until = -math.inf
-        # Why the last save failed. None: it did not.
+        # Why the last save failed; None: it did not.
         self._save_problem: str | None = None
         self._num_failed_saves = 0
-        # By the event loop's clock.
+        # The moment before which the manifest is not written anew, by the event loop's clock.
         self._written_again_at = -math.inf
-        # Slots that are being erased because what they had is over.
+        # Free slots that are being erased because their entries have ended.
         self._erasing = set[Slot]()
-        # Since when there has been no slot for anybody, by the event loop's clock.
+        # Since when no slot takes requests, by the event loop's clock; None: one does.
         self._none_since: float | None = None
 
     @property
@@ -143,7 +153,7 @@ class SlotLoop(UpstreamLoop):
         return len(self._cache.entries.files)
 
     def store_stats(self) -> StoreStats:
-        """Of the slot files, whose blocks are those of the engine's pool."""
+        """The counts of the slot files. Their blocks are those of the engine's pool."""
         entries = self._cache.entries
         problem = self._save_problem or self._files.problem
         return StoreStats(
@@ -161,14 +171,16 @@ class SlotLoop(UpstreamLoop):
         )
 
     def forget(self, owner: str | None) -> None:
-        """Erase all that slots have of a workspace, or with None of all; the manifest too. Its
-        entries have ended."""
+        """Erase a workspace's content from all slots and from the manifest; None: everybody's.
+
+        The entries must have ended.
+        """
         self._book.condemn(owner, b"")
         self._sync()
         self._files.compact()
 
     async def sweep(self, seconds: float) -> None:
-        """Wait, no longer than this, until files are deleted, and slots that are free erased."""
+        """Wait until files are deleted and free slots are erased, at most `seconds`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._files.flush()
@@ -185,8 +197,8 @@ class SlotLoop(UpstreamLoop):
             self._tell()
             return
         slot = await self._book.take(order.cache_salt, request.query.digests.packed)
-        # A request that is cut off before the server has read it would come into a slot that is
-        # somebody else's by then. So what is in a slot goes on to the next word of the server.
+        # The server may read a cancelled request late, when somebody else has the slot. So a
+        # request that has a slot is never cancelled here. It goes on until the server answers.
         work = self._spawn(self._work(sequence, slot, order))
         await asyncio.shield(work)
 
@@ -205,9 +217,9 @@ class SlotLoop(UpstreamLoop):
             self._failed(sequence, error)
             slot.content = None
         finally:
-            way = self._ways.pop(sequence, None)
-            if way is not None:  # saved for an answer that never began
-                self._files.discard(*(file.name for file in way.files.values()))
+            slot_request = self._slot_requests.pop(sequence, None)
+            if slot_request is not None:  # saved for an answer that never began
+                self._files.discard(*(file.name for file in slot_request.files.values()))
         self._tell()
         await self._leave(slot)
 
@@ -217,16 +229,16 @@ class SlotLoop(UpstreamLoop):
         packed = query.digests.packed
         if request.began_at is None:
             request.began_at = self._clock.now()
-        way = self._ways[sequence] = _Way(order)
+        slot_request = self._slot_requests[sequence] = _SlotRequest(order)
         is_first = request.started_at is None and sequence is request.leader
-        await self._fill(sequence, slot, way, is_first=is_first)
+        await self._fill(sequence, slot, slot_request, is_first=is_first)
         if is_first:
-            await self._save_marks(sequence, slot, way)
+            await self._save_marks(sequence, slot, slot_request)
         if sequence not in self._serving:
             return
         place = Place(slot.number, bool(slot.content))
-        # What an answer adds is not known to the token, so only a model that can be cut back goes
-        # on from there.
+        # The tokens that the answer adds to the slot are not known exactly. So the slot is used
+        # again only if it can be cut back.
         slot.content = None
         async with aclosing(self._server.generate(order, place)) as pieces:
             async for piece in pieces:
@@ -241,24 +253,25 @@ class SlotLoop(UpstreamLoop):
                     return
 
     def _admit(self, sequence: SequenceState, piece: Piece) -> None:
-        way = self._ways[sequence]
-        reused = piece.cached_tokens if way.reused is None else way.reused
+        slot_request = self._slot_requests[sequence]
+        reused = piece.cached_tokens if slot_request.reused is None else slot_request.reused
         self._cache.take_saved(
-            sequence.request.query, Saved(way.files, way.refused, way.is_restored)
+            sequence.request.query,
+            Saved(slot_request.files, slot_request.refused, slot_request.is_restored),
         )
-        way.files = {}
+        slot_request.files = {}
         super()._admit(sequence, replace(piece, cached_tokens=reused))
         self._sync()
 
     # A slot's content.
 
     async def _fill(
-        self, sequence: SequenceState, slot: Slot, way: _Way, *, is_first: bool
+        self, sequence: SequenceState, slot: Slot, slot_request: _SlotRequest, *, is_first: bool
     ) -> None:
-        """Bring the slot to what the prompt can go on from: what it has, a file's, or nothing."""
+        """Bring the slot to a prefix of the prompt: the one it has, one from a file, or none."""
         request = sequence.request
         query = request.query
-        scope = way.order.cache_salt
+        scope = slot_request.order.cache_salt
         packed = query.digests.packed
         lookup = request.lookup
         entry = lookup.hit if is_first and lookup is not None else None
@@ -274,7 +287,7 @@ class SlotLoop(UpstreamLoop):
             if entry is None or file is None:
                 break
             if await self._restore(slot, scope, entry, file, packed):
-                way.is_restored = True
+                slot_request.is_restored = True
                 request.brought_at = self._clock.now()
                 return
             if not is_first or lookup is None:
@@ -292,7 +305,7 @@ class SlotLoop(UpstreamLoop):
     async def _restore(
         self, slot: Slot, scope: str, entry: Entry, file: SavedFile, packed: bytes
     ) -> bool:
-        """Fill the slot from an entry's file. False: the file is none, and the slot is empty."""
+        """Fill the slot from an entry's file. False: the file is damaged, gone or not taken."""
         if not await self._files.is_whole(file):
             log.error("a slot file is damaged or gone: its lease is lost", tokens=entry.tokens)
             return False
@@ -323,8 +336,10 @@ class SlotLoop(UpstreamLoop):
     # A slot that is not at rest.
 
     async def _enter(self, slot: Slot) -> bool:
-        """See whether the slot has what it had when it was left, and erase what is over. False:
-        something runs in it."""
+        """Check that nobody used the slot since it was left, and erase it if its content is over.
+
+        False: something runs in it. Raises UpstreamError.
+        """
         state = await self._state(slot)
         if state.is_processing:
             return False
@@ -336,7 +351,7 @@ class SlotLoop(UpstreamLoop):
         return True
 
     async def _leave(self, slot: Slot) -> None:
-        """Wait until nothing runs in the slot, erase what is over, and give it back."""
+        """Wait until nothing runs in the slot, erase ended content, and give the slot back."""
         slot.is_leaving = not slot.is_away
         since = self._event_loop.time()
         pause = FIRST_LOOK_SECONDS
@@ -354,7 +369,7 @@ class SlotLoop(UpstreamLoop):
         self._tell()
 
     async def _why_not_left(self, slot: Slot) -> str | None:
-        """Why a slot can't be given back now. None: it is at rest, and what was over is erased."""
+        """Why a slot can't be given back now; None: it is at rest and has no ended content."""
         try:
             state = await self._state(slot)
             if state.is_processing:
@@ -363,14 +378,14 @@ class SlotLoop(UpstreamLoop):
             if slot.is_condemned:
                 await self._erase(slot)
         except UpstreamError as error:
-            # The watch finds out whether the server is gone.
+            # The watch on the server finds out whether it is gone.
             slot.content = None
             self._suspect()
             return str(error)
         return None
 
     def _put_away(self, slot: Slot) -> None:
-        """Nobody gets this slot until it has come to rest."""
+        """Give this slot to no request until it has come to rest."""
         self._book.put_away(slot)
         self._suspect()
         if self._book.num_away == len(self._book.slots) and self._none_since is None:
@@ -378,11 +393,13 @@ class SlotLoop(UpstreamLoop):
             self._spawn(self._refuse_waiting())
 
     async def _refuse_waiting(self) -> None:
-        """Refuse the requests that wait for a slot, once there was none for REST_SECONDS."""
+        """Refuse the requests that wait for a slot, when there was none for REST_SECONDS."""
         while self._none_since is not None:
             seconds_left = REST_SECONDS - self._seconds_without()
             if seconds_left <= 0.0:
-                waiting = [sequence for sequence in self._serving if sequence not in self._ways]
+                waiting = [
+                    sequence for sequence in self._serving if sequence not in self._slot_requests
+                ]
                 for sequence in waiting:
                     self._failed(sequence, UpstreamBusy(_NO_SLOT))
                 self._tell()
@@ -390,7 +407,7 @@ class SlotLoop(UpstreamLoop):
             await asyncio.sleep(min(seconds_left, MAX_LOOK_SECONDS))
 
     def _seconds_without(self) -> float:
-        """For how long there has been no slot for anybody."""
+        """How long no slot has taken requests; 0 if one does."""
         return 0.0 if self._none_since is None else self._event_loop.time() - self._none_since
 
     async def _state(self, slot: Slot) -> SlotState:
@@ -401,8 +418,10 @@ class SlotLoop(UpstreamLoop):
 
     # Marks.
 
-    async def _save_marks(self, sequence: SequenceState, slot: Slot, way: _Way) -> None:
-        """Compute the prompt to each mark that asks for a lease, and save it there."""
+    async def _save_marks(
+        self, sequence: SequenceState, slot: Slot, slot_request: _SlotRequest
+    ) -> None:
+        """Compute the prompt up to each mark that asks for a lease, and save the slot there."""
         request = sequence.request
         query = request.query
         lookup = request.lookup
@@ -412,48 +431,55 @@ class SlotLoop(UpstreamLoop):
         if hit is not None:
             behind = hit.tokens
             if self._cache.file_of(hit) is None and self._plan.may_trim:
-                # Nothing holds the hit. It is saved now, where the slot can be cut back to it.
+                # The hit has no file. It is saved now, because the slot can be cut back to it.
                 behind -= 1
         for mark in self._cache.marks_to_save(query, lookup, behind):
             key = query.digests.at(mark.tokens)
-            reason = self._why_not(query.scope, mark.tokens, way)
+            reason = self._why_not(query.scope, mark.tokens, slot_request)
             if reason is not None:
-                way.refused[key] = reason
+                slot_request.refused[key] = reason
                 continue
-            order = replace(way.order, token_ids=query.tokens[: mark.tokens], max_tokens=1)
-            if not await self._compute(sequence, slot, way, order):
+            order = replace(slot_request.order, token_ids=query.tokens[: mark.tokens], max_tokens=1)
+            if not await self._compute(sequence, slot, slot_request, order):
                 return
             slot.content = query.digests.packed[: mark.tokens * TOKEN_BYTES]
             file = await self._save(slot, mark.tokens)
             if file is None:
-                way.refused[key] = "no_hold"
+                slot_request.refused[key] = "no_hold"
             else:
-                way.files[key] = file
+                slot_request.files[key] = file
             if sequence not in self._serving:
                 return
 
-    def _why_not(self, scope: str, num_tokens: int, way: _Way) -> BestEffortReason | None:
-        """Why nothing is saved for a mark. None: it is."""
-        sizes = [(file.num_tokens, file.num_bytes) for file in way.files.values()]
+    def _why_not(
+        self, scope: str, num_tokens: int, slot_request: _SlotRequest
+    ) -> BestEffortReason | None:
+        """Why nothing is saved for a mark of `num_tokens`; None: it can be saved."""
+        sizes = [(file.num_tokens, file.num_bytes) for file in slot_request.files.values()]
         sizes.append((num_tokens, self._plan.sizes.of(num_tokens)))
         if not self._cache.has_room(scope, sizes):
             return "over_budget"
         return "no_hold" if self._clock.now() < self._pace_until else None
 
-    async def _compute(self, sequence: SequenceState, slot: Slot, way: _Way, order: Order) -> bool:
-        """Compute a prompt that ends at a mark. False: nobody waits for it any more."""
+    async def _compute(
+        self, sequence: SequenceState, slot: Slot, slot_request: _SlotRequest, order: Order
+    ) -> bool:
+        """Compute a prompt that ends at a mark. False: nobody waits for the answer any more."""
         place = Place(slot.number, bool(slot.content))
         slot.content = None
         async with aclosing(self._server.generate(order, place)) as pieces:
             async for piece in pieces:
-                if way.reused is None and piece.cached_tokens is not None:
-                    way.reused = piece.cached_tokens
+                if slot_request.reused is None and piece.cached_tokens is not None:
+                    slot_request.reused = piece.cached_tokens
                 if sequence not in self._serving:
                     return False
         return True
 
     async def _save(self, slot: Slot, num_tokens: int) -> SavedFile | None:
-        """Save what the slot has. None where it can't be, which is told."""
+        """Save the slot's content in a file. None: it failed, which is logged.
+
+        Raises UpstreamGone.
+        """
         num_bytes = self._plan.sizes.of(num_tokens)
         async with self._saving:
             self._cache.entries.make_way(num_bytes, self._plan.max_bytes)
@@ -485,7 +511,7 @@ class SlotLoop(UpstreamLoop):
         self._sync()
 
     def _sync(self) -> None:
-        """Tell the manifest what has changed, delete files, and have slots erased."""
+        """Write changes to the manifest, delete files of ended entries, and erase their slots."""
         records, freed = self._cache.entries.take_changes(self._clock.now(), self._wall())
         self._files.record(records)
         for file in freed:
@@ -504,7 +530,7 @@ class SlotLoop(UpstreamLoop):
             self._book.condemn(freed.entry.scope, packed)
 
     def _erase_condemned(self) -> None:
-        """Erase free slots whose content is over."""
+        """Begin to erase free slots whose entries have ended."""
         while (slot := self._book.take_condemned()) is not None:
             self._erasing.add(slot)
             self._spawn(self._leave(slot))

@@ -1,7 +1,7 @@
-"""Whether a server keeps what leases need, found out by trying at the start.
+"""Tries at the start whether a server's slots can be saved and restored, as leases need.
 
-Nothing is taken from its version or its command line. What `/props` and `/slots` tell is read, and
-the rest is proved in its slots. What is wrong is named by the flag that changes it.
+The server's version and command line prove nothing. `/props` and `/slots` are read, and the rest is
+tried in its slots. A refusal names the flag that the server must be started with.
 """
 
 import asyncio
@@ -36,16 +36,16 @@ from engine.text.renderer import ChatRenderer
 log = structlog.get_logger()
 
 FLAGS = "-np N --cache-ram 0 --no-cache-idle-slots --slot-save-path DIR"
-"""What a server is started with that keeps leases."""
+"""The flags of a server that keeps leases."""
 TRIED_WORDS = 40
 REST_SECONDS = 30.0
-"""How long the slots of a server that nobody else uses may be busy at the start."""
+"""How long the slots may be busy at the start. Nobody but this engine should use them."""
 _TAIL = 24
 _HEADER = struct.Struct("<4sII")
 
 
 class NoLeases(StoreRefused):
-    """Leases are off; the message says why, and which flag of the server changes it."""
+    """Leases are off. The message says why, and which flag of the server changes that."""
 
     def __init__(self, message: str) -> None:
         super().__init__("server_flags", message)
@@ -53,17 +53,19 @@ class NoLeases(StoreRefused):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotTrial:
-    """What was found out."""
+    """What the trial has shown."""
 
     sizes: FileSizes
-    # Of all that a file's content depends on besides its tokens.
+    # A digest of all that a file's content depends on besides its tokens.
     fingerprint: bytes
+    # Whether the server can cut a slot back to a prefix.
     may_trim: bool
+    # For people.
     note: str
 
 
 class _Prompts(NamedTuple):
-    """Token ids: the same at every start, so that equal servers give equal files."""
+    """Token ids of the trial's prompts. They never change, so equal servers give equal files."""
 
     first: list[TokenId]
     other: list[TokenId]
@@ -75,15 +77,18 @@ class _Prompts(NamedTuple):
 
     @property
     def cut(self) -> list[TokenId]:
-        """Begins as the first does, and goes on otherwise before its end."""
+        """The first prompt, with other tokens in place of its last ones."""
         return [*self.first[:-_TAIL], *self.tail]
 
 
 async def try_leases(
     server: SlotServer, renderer: ChatRenderer, facts: Facts, folder: Path
 ) -> SlotTrial:
-    """Raises NoLeases, OSError where the directory can't be used, and UpstreamGone or UpstreamBusy
-    where the server can't be asked now."""
+    """Try a server whose slots are saved in `folder`. Nobody else may use its slots meanwhile.
+
+    Raises NoLeases, OSError if the folder can't be used, and UpstreamGone or UpstreamBusy if the
+    server does not answer now.
+    """
     try:
         props = await server.props()
         await _check_told(server, props)
@@ -97,7 +102,7 @@ async def try_leases(
 
 
 async def _check_told(server: SlotServer, props: SlotProps) -> None:
-    """What the server tells of itself."""
+    """Raise NoLeases for something in the server's own report that leases can't have."""
     seen = props.modalities
     if seen.vision or seen.audio or seen.video:
         raise NoLeases("images were not tried with slot files: start it without --mmproj")
@@ -139,7 +144,7 @@ async def _read_model(path: str) -> ModelFile:
 
 
 class _Trial:
-    """Runs in the first two slots, which nobody else may use."""
+    """The trial of one server. It runs in the first two slots, which nobody else may use."""
 
     def __init__(
         self, server: SlotServer, renderer: ChatRenderer, facts: Facts, folder: Path
@@ -169,7 +174,7 @@ class _Trial:
         await self._check_idle_slots(props.total_slots)
         long = len(await self._save(len(prompts.longer)))
         await self._check_ram(prompts)
-        # What a slot had comes back, to the token.
+        # A restored slot must have exactly the tokens that it was saved with.
         part = self._parts[0]
         await self._server.erase(0)
         await self._server.restore(0, part)
@@ -206,7 +211,10 @@ class _Trial:
             raise NoLeases("an erased slot still had a prompt: start it with --cache-ram 0")
 
     async def _check_idle_slots(self, num_slots: int) -> None:
-        """A slot keeps what it has while another one works. Its content is the longer prompt."""
+        """Raise NoLeases if a slot loses its content while another one works.
+
+        The first slot has the longer prompt afterwards.
+        """
         if num_slots > 1:
             await self._reused(self._prompts.other, slot=1)
         if await self._reused(self._prompts.longer) != len(self._prompts.first):
@@ -216,14 +224,14 @@ class _Trial:
             )
 
     async def _check_ram(self, prompts: _Prompts) -> None:
-        """What a slot had is nowhere else once the slot is erased."""
+        """Raise NoLeases if an erased slot's content was kept somewhere else."""
         await self._server.erase(0)
         await self._reused(prompts.other)
         await self._server.erase(0)
         await self._expect_nothing(prompts.longer)
 
     def _check_streams(self, content: bytes, num_slots: int) -> None:
-        """With a unified cache all slots are one stream, and a file tells how many there are."""
+        """Raise NoLeases if the slots share one cache. A file tells the number of its streams."""
         _, _, num_tokens = _HEADER.unpack_from(content)
         place = _HEADER.size + 4 * num_tokens
         (num_streams,) = struct.unpack_from("<I", content, place)
@@ -236,7 +244,10 @@ class _Trial:
         return piece.cached_tokens or 0
 
     async def _save(self, num_tokens: int) -> bytes:
-        """Save the first slot, which has so many tokens. The file's bytes."""
+        """Save the first slot, which must have `num_tokens` tokens. Returns the file's bytes.
+
+        Raises NoLeases, UpstreamGone and UpstreamBusy.
+        """
         part = new_part()
         self._parts.append(part)
         try:
@@ -281,8 +292,11 @@ def _read(place: Path) -> bytes:
 
 
 def _facts_of(props: SlotProps, model: ModelFile, facts: Facts, state: str) -> Mapping[str, str]:
-    """`state` is the digest of what a fixed prompt leaves in an empty slot: it changes with the
-    weights, the cache's type and layout, rope, flash attention and whatever else shapes it."""
+    """All that a slot file's content depends on besides its tokens.
+
+    `state` is the digest of a file of one fixed prompt. It changes with the weights, the cache's
+    type and layout, rope, flash attention and anything else that shapes the content.
+    """
     return {
         "model": model.digest,
         "build": props.build_info,
