@@ -1,7 +1,7 @@
 """Images of a prompt: whether they can be read, and where they stand in its tokens.
 
-A prompt is rendered with one place for each image. Only the program that computes knows how many
-tokens stand there: it expands the tokens, and everything behind moves.
+A prompt is rendered with one token for each image. Only the program that computes knows how many
+tokens an image really has. It expands the tokens, and everything behind an image moves.
 """
 
 from array import array
@@ -31,7 +31,7 @@ _NO_TOKEN = 1 << 31
 
 
 def image_token_text(model: str) -> str:
-    """The token that stands for an image, by the model's config.json. Empty: it names none."""
+    """The text of the token that stands for an image, by config.json; empty: it names none."""
     config = read_json(model, "config.json")
     token = config.get("image_token_id", config.get("image_token_index"))
     if not isinstance(token, int):
@@ -42,16 +42,19 @@ def image_token_text(model: str) -> str:
 
 
 class ImageCheck:
-    """Decodes each image once: an agent sends its screenshots with every turn.
+    """Decodes each image once, since an agent sends its screenshots with every turn.
 
-    For a preparing process: what a file may cost is bounded by its pixels.
+    It runs in a preparing process. The cost of a file is bounded by its pixels.
     """
 
     def __init__(self) -> None:
         self._is_whole: dict[str, bool] = {}
 
     def check(self, images: Sequence[Image]) -> None:
-        """Raise ImageRefused for an image that is broken, or not as large as it is said to be."""
+        """Raise ImageRefused for an image that is broken or has another size than it says.
+
+        Raise InvalidRequest for more images than a prompt may have.
+        """
         check_amount(images)
         if len(self._is_whole) > MAX_KNOWN:
             self._is_whole.clear()
@@ -71,7 +74,7 @@ def check_amount(images: Sequence[Image]) -> None:
 
 
 def _is_whole(image: Image) -> bool:
-    # Only engines of models that see need Pillow, and vLLM brings it.
+    # Only engines whose model reads images need Pillow. It comes with vLLM.
     from PIL import Image as Pillow
 
     try:
@@ -86,7 +89,7 @@ def _is_whole(image: Image) -> bool:
 
 
 def shown(prompt: Prompt, rendered: RenderedPrompt) -> list[Image]:
-    """The images that the tokens have a place for, in order. Raise InvalidRequest for too many."""
+    """The images that have a place in the tokens, in order. Raise InvalidRequest for too many."""
     by_id = {image.id: image for image in prompt.images}
     images = [by_id[image_id] for image_id in rendered.images]
     check_amount(images)  # a text may repeat the reference of an image
@@ -97,18 +100,18 @@ class Expanded(NamedTuple):
     """A prompt's tokens with those of its images."""
 
     token_ids: list[TokenId]
-    # Where each image's tokens begin, and how many they are.
+    # For each image its first token and the number of its tokens.
     spans: list[tuple[int, int]]
-    # Where the images were in the prompt as it was rendered.
+    # For each image the place of its one token in the rendered prompt.
     places: list[int]
 
 
 class Widening:
-    """Where tokens are after the place of each image, one token, has become many.
+    """Where the rendered tokens lie once each image's one token has become many.
 
-    A processor may join an image's outermost tokens with the text's beside them, as Gemma 3's does
-    with line breaks. Such a token is the image's, and nothing ends inside of it. Raises
-    InvalidRequest where anything else of the text is not what was rendered.
+    A processor may join an image's outermost tokens with the text's tokens beside them, as Gemma
+    3's does with line breaks. A joined token counts as the image's, and nothing ends inside of it.
+    Raises InvalidRequest if the text's other tokens are not the rendered ones.
     """
 
     def __init__(self, compact: Sequence[TokenId], expanded: Expanded) -> None:
@@ -116,8 +119,8 @@ class Widening:
         starts = [*(start for start, _ in spans), len(token_ids)]
         ends = [0, *(start + length for start, length in spans)]
         joined = list[tuple[int, int]]()
-        """For each text, how many of its tokens went to the image in front of it, and to the one
-        behind."""
+        """For each text the number of its tokens that the image before it took, and the number that
+        the image behind it took."""
         for text in range(len(spans) + 1) if len(places) == len(spans) else ():
             begin = places[text - 1] + 1 if text else 0
             rendered = list(compact[begin : places[text] if text < len(places) else len(compact)])
@@ -139,7 +142,7 @@ class Widening:
         self._stops = ends[1:]
 
     def end(self, end: int) -> int:
-        """Where the first so many tokens end now."""
+        """The end of the first `end` rendered tokens, in expanded tokens."""
         image = bisect_left(self._begins, end) - 1
         if image < 0:
             return end
@@ -149,9 +152,9 @@ class Widening:
 
 
 def keys_of(expanded: Expanded, images: Iterable[Image]) -> bytes:
-    """Packed token ids in which an image's are words of its digest, each with its token.
+    """Packed token ids in which each of an image's tokens is mixed with a word of its digest.
 
-    So equal keys mean equal images. Each position's word is another.
+    So equal keys mean equal images. Each position has another word.
     """
     keys = array("I", expanded.token_ids)
     for (start, length), image in zip(expanded.spans, images, strict=True):

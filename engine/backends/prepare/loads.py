@@ -1,5 +1,5 @@
-"""Who may have a worker, by the time that grammars are known to take and that scopes used of late.
-Pure."""
+"""Which request may have a worker, by two things: the known times of grammars, and the time that
+each scope has used of late. Pure."""
 
 import time
 from collections import Counter, OrderedDict
@@ -9,60 +9,63 @@ from dataclasses import dataclass
 from engine.backends.prepare.prepared import MayCompile, Verdict
 
 KNOWN_SECONDS = 600.0
-"""How long it is remembered what a grammar takes. A grammar that takes too much is refused without
-a try."""
+"""How long a grammar's time is remembered. A grammar that is known to take too much is refused
+without a try."""
 MAX_KNOWN = 4_096
 SHORT_SECONDS = 0.2
-"""Seconds of the processor. A grammar that takes no more is compiled by any worker, just as texts
-are prepared."""
+"""Seconds of processor time. Any worker compiles a grammar that is known to take no more."""
 SLOW_SECONDS = 1.0
-"""A scope is slow while it has used so many seconds of workers beyond its share of them."""
+"""A scope is slow while it has used more seconds of workers than this beyond its share."""
 SCOPE_SHARE = 0.25
 """Seconds of workers that a scope may use in each second without being slow."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What a grammar takes: seconds of the processor, None for more than one may."""
+    """The known time of a grammar."""
 
+    # Of processor time; None: more than a grammar may take.
     seconds: float | None
+    # When it is forgotten.
     until: float
 
 
 class Grammars:
-    """What grammars take, by digest, and which of them are being compiled.
+    """The known times of grammars, by digest, and the grammars that are being compiled.
 
-    A grammar that is not known to be short may take long. A few workers compile such grammars at
-    once, of all scopes together. A grammar that is not known at all is compiled by one worker at a
-    time. What was found is known for KNOWN_SECONDS. Beyond MAX_KNOWN the oldest is forgotten.
+    A grammar that is not known to be short may take long. Only a few workers compile such grammars
+    at once, for all scopes together. An unknown grammar is compiled by one worker at a time. Its
+    time is then known for KNOWN_SECONDS. Beyond MAX_KNOWN the oldest is forgotten.
     """
 
     def __init__(self, most: int, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """At most `most` workers compile at once what may take long."""
+        """At most `most` workers at once compile grammars that may take long."""
         self._most = most
         self._monotonic = monotonic
         self._known = OrderedDict[bytes, _Known]()
         self._compiling = Counter[bytes]()
         self._reserved = Counter[bytes]()
-        # Requests that wait until their grammar may be compiled. Nobody goes before them.
+        # The requests that wait until their grammar may be compiled. They go before all others.
         self.num_waiting = 0
 
     def may_begin(self, digest: bytes) -> bool:
-        """Whether a worker is of use to a request that waits with this grammar."""
+        """Whether a worker could now serve a request that waits with this grammar."""
         return self._is_decided(digest) or self._has_room(digest)
 
     def reserve(self, digest: bytes) -> None:
-        """A worker was given to such a request. `end_reservation` must follow."""
+        """Note that a waiting request got a worker for this grammar. `end_reservation` must
+        follow."""
         self._reserved[digest] += 1
 
     def end_reservation(self, digest: bytes) -> None:
-        """The worker has begun to compile, or will not."""
+        """Note that the worker has begun to compile the grammar, or never will."""
         self._reserved[digest] -= self._reserved[digest] > 0
         self._reserved += Counter()  # drops what is at zero
 
     def begin(self, digest: bytes, *, any_grammar: bool) -> MayCompile:
-        """A worker asks whether to compile. After a `yes` `end` must follow. Without `any_grammar`
-        it compiles only what is known to be short.
+        """Whether a worker may compile the grammar now. `end` or `leave` must follow a `yes`.
+
+        Without `any_grammar` the worker compiles only grammars that are known to be short.
         """
         verdict = self._verdict(digest, any_grammar=any_grammar)
         self.end_reservation(digest)
@@ -71,8 +74,10 @@ class Grammars:
         return MayCompile(verdict)
 
     def end(self, digest: bytes, *, seconds: float | None) -> None:
-        """The worker has compiled it in so many seconds of the processor; None: in more than one
-        may take."""
+        """Note that the worker has compiled the grammar.
+
+        `seconds` is its processor time; None: more than a grammar may take.
+        """
         self.leave(digest)
         self._known[digest] = _Known(seconds, self._monotonic() + KNOWN_SECONDS)
         self._known.move_to_end(digest)
@@ -80,7 +85,7 @@ class Grammars:
             self._known.popitem(last=False)
 
     def leave(self, digest: bytes) -> None:
-        """The worker no longer compiles it, and what it takes was not found."""
+        """Note that the worker no longer compiles the grammar, and that its time is not known."""
         if self._compiling[digest]:
             self._compiling[digest] -= 1
         self._compiling += Counter()  # drops what is at zero
@@ -113,9 +118,9 @@ class Grammars:
 
 
 class ScopeLoads:
-    """How much of the workers each scope used of late: a leaky bucket a scope.
+    """The time of workers that each scope used of late, as a leaky bucket for each scope.
 
-    What a scope used fades by SCOPE_SHARE of a worker. Moments are seconds of one clock.
+    A scope's time fades by SCOPE_SHARE seconds in each second. All moments are of one clock.
     """
 
     def __init__(self) -> None:
@@ -123,11 +128,11 @@ class ScopeLoads:
         self._running: dict[str, list[float]] = {}
 
     def begin(self, scope: str, now: float) -> None:
-        """A worker begins to work for the scope."""
+        """Note that a worker begins to work for the scope."""
         self._running.setdefault(scope, []).append(now)
 
     def end(self, scope: str, now: float) -> None:
-        """A worker has ended its oldest work for the scope."""
+        """Note that a worker has ended its work for the scope. The oldest one counts as ended."""
         began = self._running[scope].pop(0)
         if not self._running[scope]:
             del self._running[scope]
@@ -140,7 +145,7 @@ class ScopeLoads:
         return self._faded(scope, now) + running > SLOW_SECONDS
 
     def num_slow(self, now: float) -> int:
-        """Workers that work for slow scopes."""
+        """The number of workers that work for slow scopes."""
         running = self._running.items()
         return sum(len(begun) for scope, begun in running if self.is_slow(scope, now))
 

@@ -1,9 +1,9 @@
-"""A few workers prepare requests: processes that are started when needed and replaced when lost.
+"""Worker processes that prepare requests. They are started when needed and replaced when lost.
 
-Scopes take turns. One scope has at most all workers but one, and so have all scopes together whose
-requests took long of late. The last worker takes only what is short: a long request delays no scope
-of short ones, whoever else sends some. A cancelled request leaves at once, waiting or not. A
-request that waits too long is refused as `overloaded`, since another engine may have room.
+Scopes take turns. One scope has at most all workers but one. So have all scopes together whose
+requests took long of late. The last worker takes only short requests, so long ones delay no scope
+that sends short ones. A cancelled request leaves at once, even while it waits. A request that waits
+too long is refused as `overloaded`, since another engine may have room.
 """
 
 import asyncio
@@ -47,36 +47,37 @@ from engine.text.rendered import DatedBeginning, KnownDays
 
 MAX_WORKERS = 5
 MAX_WAITING_BYTES = 256 * 1024 * 1024
-"""Bytes of waiting bodies, of all scopes together. One scope may have half of it."""
+"""The most bytes of waiting bodies, of all scopes together. One scope may have half of them."""
 PREPARE_SECONDS = 8.0
-"""Seconds that preparing one prompt may take; then its process is ended."""
+"""The most time for preparing one prompt. Then its process is ended."""
 GRAMMAR_SECONDS = 2.0
-"""Seconds of the processor that compiling one request's grammar may take."""
+"""The most processor time for compiling one request's grammar."""
 COMPILE_SECONDS = 60.0
-"""Seconds on the wall that compiling it may take, where others use the processor."""
+"""The most wall time for compiling it. It is longer, because others may use the processor."""
 SHORT_BYTES = 256 * 1024
-"""A body of no more is prepared in half a second of processor time, whatever is in it."""
+"""A body of at most this size is prepared in half a second of processor time, whatever it has."""
 WAIT_SECONDS = 5.0
-"""Seconds that a prompt may wait for a worker."""
+"""The most time that a prompt waits for a worker."""
 MEMORY_BYTES = 2 * 2**30
-"""Memory that preparing one prompt may take."""
+"""The most memory for preparing one prompt."""
 START_SECONDS = 60.0
 MAX_TRIES = 4
-"""How many processes one prompt is given to, unless it was too costly for two of them."""
+"""The most processes that try one prompt. It is given up earlier if it was too costly for two."""
 BUSY_SHARE = 0.2
 """A late process is to blame if it used less than this part of its time."""
 CERTAIN_SHARE = 0.5
 """The request is to blame if the process used more than this part of its time. Then no other
 process tries it."""
 _OTHERS_SIGNALS = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGALRM)
-"""The exit of a process that others ended, or that ended itself when its engine did not listen."""
+"""The exit codes of a process that others ended, or that ended itself because its engine was
+gone."""
 NICENESS = 5
-"""A long prompt takes a third of the processor that a step of the engine takes beside it.
+"""With it a long prompt gets a third of the processor time that the engine's steps get beside it.
 
-A short one still runs at once: Linux lets a process that slept go before one that computes.
+A short prompt still runs at once, because Linux prefers a process that slept.
 """
 GIVE_UP_SECONDS = 0.5
-"""How long a request that its caller left may go on. Then its process is ended."""
+"""How long a request may go on after its caller left. Then its process is ended."""
 
 _from_worker = msgspec.msgpack.Decoder[FromWorker](FromWorker)
 log = structlog.get_logger()
@@ -89,8 +90,8 @@ MAX_SCOPE_BEGINNINGS = 1_024
 class SessionDays:
     """The days that templates write, remembered in the engine for all of its workers.
 
-    A prefix whose text has a date is lost at midnight. So the day that a beginning (tools and
-    system prompt) was first written with stays its day, for as long as a lease on it may live.
+    A prefix with a date in its text would be lost at midnight. So a beginning (tools and system
+    prompt) keeps the day of its first use, for as long as a lease on it may live.
     """
 
     def __init__(
@@ -103,9 +104,9 @@ class SessionDays:
     ) -> None:
         """`today` is called at each request.
 
-        A beginning is forgotten when it was not used for `seconds` of `clock`, or for as long as
-        its leases live and `grace_seconds` more. Beyond the bounds the least recently used of a
-        scope go before others.
+        A beginning is forgotten when it was not used for `seconds` of `clock`, or for the life of
+        its leases and `grace_seconds` more if that is longer. Beyond the bounds the least recently
+        used beginnings are forgotten first.
         """
         self._clock = clock
         self._today = today
@@ -116,7 +117,7 @@ class SessionDays:
         self._num_days = 0
 
     def known(self, scope: str) -> KnownDays:
-        """What a worker must know to render a prompt of this scope."""
+        """The days that a worker needs to render a prompt of this scope."""
         now = self._clock.now()
         today = self._today().isoformat()
         days = self._scopes.get(scope, OrderedDict())
@@ -128,8 +129,7 @@ class SessionDays:
         return KnownDays(today, earlier)
 
     def note(self, scope: str, used: DatedBeginning, seconds: float = 0.0) -> None:
-        """Note that a prompt was rendered. Its leases end within `seconds`, or within the usual
-        time."""
+        """Note that a prompt was rendered with a day. Its leases end within `seconds`."""
         now = self._clock.now()
         day = used.day
         until = now + max(self._seconds, seconds + self._grace_seconds)
@@ -154,17 +154,19 @@ class SessionDays:
 
 
 class StillCompiling(PreparationFull):
-    """The request's time is over. What its grammar takes is not known yet, but will be."""
+    """The request's time is over, and its grammar is still compiled. The grammar's time will be
+    known."""
 
 
 class WorkerProcess:
-    """Works on one message at a time. Nothing here is safe for two callers at once.
+    """One worker process, which works on one request at a time. Only one caller may use it.
 
-    After a cancelled `run` comes `recover`, then the next `run`. All raise only EngineErrors.
+    After a cancelled `run`, `recover` must come before the next `run`. All methods raise only
+    EngineErrors.
 
-    Without `any_grammar` it compiles only what is known to be short. A start goes on when its
-    request leaves. It costs a quarter of a second of processor, and clients that leave early would
-    cost a start each.
+    Without `any_grammar` it compiles only grammars that are known to be short. A start goes on when
+    its request leaves. A start takes a quarter of a second of processor time, and else each client
+    that leaves early would cost one.
     """
 
     def __init__(self, start: Start, grammars: Grammars, *, any_grammar: bool = True) -> None:
@@ -172,24 +174,28 @@ class WorkerProcess:
         self._grammars = grammars
         self._any_grammar = any_grammar
         self._grammar: Grammar | None = None
-        """What the process may be compiling."""
+        """The grammar that the process may be compiling; None: it compiles none."""
         self._process: asyncio.subprocess.Process | None = None
         self._starting: asyncio.Task[asyncio.subprocess.Process] | None = None
         self._asked: asyncio.Task[Answer] | None = None
-        """What the process works on, read to its end whoever waits for it."""
+        """Reads the answer that the process works on, even if nobody waits for it any more."""
         self._is_closed = False
 
     async def run(self, kind: Kind, body: bytes, days: KnownDays | None = None) -> Answer:
         """The worker's answer.
 
-        Raises SchemaTooCostly where the grammar takes too much, which is found once, and TooCostly
-        where the request was at work for most of its time, or was too much for two processes. What
-        else happens once may be the process's fault, so a new one prepares the request again. A
-        process that is killed or stopped is never the request's fault. Raises Overloaded for many.
+        A process may be lost by its own fault, so a new one prepares the request again. A killed
+        or stopped process is never the request's fault.
 
-        Only processor time tells that a grammar takes too much. Where others take the processor,
-        the request's own time may be over before that is found. Then this raises StillCompiling,
-        and `recover` finds it.
+        Raises
+
+        - SchemaTooCostly if the grammar takes too much, which is found by one process
+        - TooCostly if it was too much for two processes, or kept one busy for most of its time
+        - StillCompiling if the request's time is over and its grammar is still compiled. Only
+          processor time tells whether a grammar takes too much, and others may use the processor.
+          `recover` then waits for it
+        - Overloaded if MAX_TRIES processes were lost
+        - NotReady if no process starts
         """
         num_costly = 0
         seconds = self._start.seconds
@@ -227,7 +233,7 @@ class WorkerProcess:
         raise Overloaded("the workers that prepared the request were killed or stopped")
 
     async def _answer(self, process: asyncio.subprocess.Process, job: Job) -> Answer:
-        """The worker's answer, after the questions that it had to ask."""
+        """The worker's answer. A question about a grammar that comes before it is answered."""
         message = await _ask(process, job)
         if isinstance(message, Grammar):
             answer = self._grammars.begin(message.digest, any_grammar=self._any_grammar)
@@ -243,7 +249,10 @@ class WorkerProcess:
         return message
 
     async def _lost(self, process: asyncio.subprocess.Process) -> bool:
-        """The process has ended. Whether over its request: then its grammar takes too much."""
+        """Clean up after a process that has ended. Whether its request was the reason.
+
+        Its grammar then counts as too costly.
+        """
         with suppress(TimeoutError):  # the exit is told after the end of its pipe
             await asyncio.wait_for(process.wait(), GIVE_UP_SECONDS)
         grammar = self._grammar
@@ -258,11 +267,10 @@ class WorkerProcess:
         return is_costly
 
     async def recover(self) -> None:
-        """After a cancelled `run`, or StillCompiling: the worker is free again when this returns.
+        """Make the worker free again, after a cancelled `run` or a StillCompiling.
 
-        What a grammar takes is found to the end, which processor time bounds: who asks for it again
-        does not pay for it again. A start is not waited for here: the next request waits for it as
-        the first one would have.
+        A grammar is compiled to its end, which processor time bounds. So its time becomes known,
+        and no second try is needed. A start is not waited for. The next request waits for it.
         """
         process = self._process
         answer = self._asked
@@ -284,7 +292,7 @@ class WorkerProcess:
         self._asked = None
 
     def forget(self) -> None:
-        """End the process, which works on nothing. The next request has another one."""
+        """End the process, which must be idle. The next request starts another one."""
         process = self._process
         if self._starting is None and process is not None:
             self._process = None
@@ -292,7 +300,7 @@ class WorkerProcess:
                 process.kill()
 
     async def close(self) -> None:
-        """End the process; no other one starts."""
+        """End the process. No other one starts."""
         self._is_closed = True
         if self._starting is not None:
             self._starting.cancel()
@@ -361,12 +369,12 @@ class WorkerProcess:
 
 
 def _niceness() -> int:
-    """A worker's niceness, already while it starts: who makes workers end makes them start."""
+    """A worker's niceness. It holds during the start too, because a client can cause starts."""
     return min(os.getpriority(os.PRIO_PROCESS, 0) + NICENESS, 19)
 
 
 def _cpu_seconds(pid: int) -> float:
-    """A process's seconds of the processor. Where they can't be read: its seconds on the wall."""
+    """The processor time of a process, or the time of a clock if it can't be read."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
     except OSError:
@@ -397,19 +405,19 @@ class _Job:
     scope: str
     num_bytes: int
     granted: asyncio.Future[WorkerProcess]
-    # Of its grammar, where that is known to wait for its turn.
+    # Its grammar's digest if a worker postponed it; None: not postponed.
     digest: bytes | None = None
 
 
 class PreparePool:
     """The workers, and the requests that wait for one.
 
-    A request gets a worker that has started, where there is one: a start may take longer than all
-    that is in front of it. Another one starts meanwhile, for whoever is next then.
+    A request waits for a started worker if there is one, because a start may take longer than all
+    requests before it. Another worker starts meanwhile, for the next request.
 
-    The last worker takes only what is short: no body of more than SHORT_BYTES, no grammar that may
-    take long, and nothing of a scope that another worker works for. So no number of long requests,
-    of however many scopes, takes all workers. With one worker there is no such last one.
+    The last worker takes only short requests: no body of more than SHORT_BYTES, no grammar that may
+    take long, and none of a scope that another worker works for. So long requests can't take all
+    workers, however many they are. If there is only one worker, it takes all requests.
     """
 
     def __init__(
@@ -424,11 +432,10 @@ class PreparePool:
         grammars: Grammars | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`new_worker` is called each time that a request waits, up to `max_workers` times.
+        """`new_worker` is called when a request waits, until there are `max_workers`.
 
-        `new_last` makes the last worker. A request waits `wait_seconds` at most, and a scope has
-        `max_waiting` requests waiting at most. `days`: None unless the template writes the date and
-        a session's prefix keeps its own.
+        `new_last` makes the last worker. A request waits at most `wait_seconds`, and at most
+        `max_waiting` requests of a scope wait. `days` is None if the template writes no date.
         """
         self._grammars = grammars
         self._monotonic = monotonic
@@ -442,7 +449,7 @@ class PreparePool:
         self._wait_seconds = wait_seconds
         self._days = days
         self._is_closed = False
-        # In the order of their turns; no line is empty.
+        # The waiting jobs of each scope, in the order of the scopes' turns. No line is empty.
         self._lines: OrderedDict[str, deque[_Job]] = OrderedDict()
         self._running: Counter[str] = Counter()
         self._waiting_bytes: Counter[str] = Counter()
@@ -453,7 +460,7 @@ class PreparePool:
         self._recovering: set[asyncio.Task[None]] = set()
         self._adding: asyncio.Task[None] | None = None
         self._stale = set[WorkerProcess]()
-        """They end when they have done what they work on."""
+        """Busy workers whose process ends after its request."""
 
     async def run(self, kind: Kind, body: bytes, scope: str) -> Answer:
         """The answer of a worker. Raises Overloaded, TooCostly and what the worker refuses."""
@@ -505,8 +512,8 @@ class PreparePool:
         return task
 
     async def warm(self) -> None:
-        """Start the last worker and one other, so that no prompt of a ready engine waits for all of
-        a start."""
+        """Start the last worker and another one, so that prompts of a ready engine find one
+        started."""
         worker = self._new_worker()
         self._workers.append(worker)
         starting = [_started(worker)]
@@ -523,8 +530,10 @@ class PreparePool:
         return self._last
 
     def renew(self) -> None:
-        """End all processes, whose memory has texts that they tokenized, and start one anew. Those
-        that work on a request end behind it."""
+        """End all processes, because their memory has tokenized texts, and start one anew.
+
+        A process that works on a request ends after it.
+        """
         is_last_idle = self._last is not None and not self._is_last_busy
         idle = [worker for worker, _ in self._idle]
         idle += [self._last] if is_last_idle and self._last is not None else []
@@ -535,19 +544,22 @@ class PreparePool:
             self._later(_started(idle[-1]))
 
     async def close(self) -> None:
-        """End all workers; what runs or waits fails."""
+        """End all workers. Requests that run or wait fail."""
         self._is_closed = True
         for worker in self._workers:
             await worker.close()
 
     async def _wait(self, job: _Job) -> WorkerProcess:
-        """Wait for a worker for this job. A job that is cancelled or refused here gets none."""
+        """The worker for this job, once it is free. A cancelled or refused job gets none.
+
+        Raises PreparationFull.
+        """
         scope = job.scope
         waiting = self._waiting_bytes
         of_scope = waiting[scope] + job.num_bytes
         of_all = waiting.total() + job.num_bytes
         is_full = of_scope > MAX_WAITING_BYTES // 2 or of_all > MAX_WAITING_BYTES
-        # A body beyond the bounds may wait where no other body waits.
+        # A body beyond the bounds may wait if no other body waits.
         is_full = is_full and of_all > job.num_bytes
         if is_full or len(self._lines.get(scope, ())) >= self._max_waiting:
             raise PreparationFull("too many requests of one scope wait to be prepared")
@@ -571,7 +583,7 @@ class PreparePool:
             raise
 
     def _grant(self) -> None:
-        """Give free workers to those whose turn it is."""
+        """Give the free workers to the jobs whose turn it is, and start another one if needed."""
         while True:
             job = self._next_job()
             if job is None:
@@ -599,9 +611,9 @@ class PreparePool:
         self._grant()
 
     def _next_job(self, *, may_wait: bool = False) -> _Job | None:
-        """The first whose turn it is, of those that a free worker may take.
+        """The first job in turn that a free worker may take; None: there is none.
 
-        `may_wait`: or that one more worker might take.
+        With `may_wait`, the first that one more worker could take.
         """
         if self._is_closed:
             return None
@@ -621,12 +633,12 @@ class PreparePool:
 
     @property
     def _may_start(self) -> bool:
-        """Whether there may be another worker that takes all requests."""
+        """Whether another worker that takes all requests may be started."""
         num_started = len(self._workers) - (self._last is not None)
         return num_started < self._most
 
     def _has_worker_for(self, job: _Job) -> bool:
-        """Whether one is free. While none has started a request waits for the start of its own."""
+        """Whether a worker is free for the job. A new one counts as free while none has started."""
         has_any = any(worker.has_started for worker in self._workers)
         if self._idle or (self._may_start and not has_any):
             return True
@@ -640,7 +652,7 @@ class PreparePool:
 
     def _worker_for(self, job: _Job) -> WorkerProcess:
         if self._idle:
-            # Preferably one that has this scope's tokenized text in its cache.
+            # A worker that last served this scope has its tokenized text in the cache.
             mine = [i for i, (_, scope) in enumerate(self._idle) if scope == job.scope]
             return self._idle.pop(mine[-1] if mine else 0)[0]
         is_last_warm = self._last is not None
@@ -676,7 +688,7 @@ class PreparePool:
 
 
 async def _started(worker: WorkerProcess) -> None:
-    """Wait for the worker's process. One that does not start is tried again with a request."""
+    """Wait for the worker's process. If it does not start, the next request tries again."""
     with suppress(NotReady):
         await worker.ready()
 
@@ -688,7 +700,8 @@ def new_pool(
     settings: Settings,
     days: SessionDays,
 ) -> PreparePool:
-    """Worker processes: one for each core, and one that long requests don't get."""
+    """The pool of an engine: a worker for each core and one for short requests, at most
+    MAX_WORKERS."""
     start = Start(
         spec=spec,
         description=description,
@@ -698,7 +711,7 @@ def new_pool(
         compile_seconds=COMPILE_SECONDS,
     )
     max_workers = min((os.cpu_count() or 1) + 1, MAX_WORKERS)
-    # Grammars that may take long don't get all of the workers that take long requests either.
+    # Long grammars leave one worker to other long requests.
     grammars = Grammars(max(max_workers - 2, 1))
     return PreparePool(
         partial(WorkerProcess, start, grammars),

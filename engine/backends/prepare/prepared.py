@@ -22,13 +22,13 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["chat", "synthetic"]
     # The directory or hub id of the tokenizer.
     model: str = ""
-    # Taken in place of the model's own.
+    # A chat template that replaces the model's; None: the model's.
     template: str | None = None
-    # Tokens that end a turn, beside those that the tokenizer's files name.
+    # Further tokens that end a turn, besides those of the model's files.
     end_token_ids: list[int] = []
     tool_format: str = "auto"
     reasoning_format: str = "auto"
-    # The renderer's.
+    # The text that stands for an image in a prompt; empty: the model reads no images.
     image_text: str = ""
 
 
@@ -37,13 +37,13 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
 
     spec: WorkerSpec
     description: Description
-    # What it may allocate beyond its start.
+    # The most memory that it may allocate beyond that of its start.
     memory_bytes: int
-    # A worker that works on one request for longer ends itself.
+    # The most time for one request. A worker that takes longer ends itself.
     seconds: float
-    # So does a worker whose grammar takes more processor time. Nothing else ends a compilation.
+    # The most processor time for one grammar. A worker that takes longer ends itself.
     grammar_seconds: float
-    # What a compilation may take on the wall.
+    # The most wall time for one grammar.
     compile_seconds: float
 
 
@@ -51,31 +51,34 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
     """One request to prepare."""
 
     kind: Kind
-    # The client's JSON as it came.
+    # The request's JSON as it came.
     body: bytes
     # For templates that write the date.
     days: KnownDays | None = None
 
 
 class Grammar(msgspec.Struct, frozen=True, tag="grammar"):
-    """What a worker asks before it compiles a request's grammar, which may end the worker."""
+    """A worker's question before it compiles a request's grammar, which may end the worker."""
 
-    # Of what decides the grammar.
+    # A digest of all that decides the grammar.
     digest: bytes
-    # The client's message where the grammar takes too much.
+    # The message for the client if the grammar takes too much.
     refusal: str
-    # It is left out then, and the request is prepared without it.
+    # Whether the request is then prepared without the grammar, instead of refused.
     is_optional: bool = False
 
 
 class MayCompile(msgspec.Struct, frozen=True, tag="may_compile"):
-    """The answer to `Grammar`: go on, it is known to take too much, or not on this worker now."""
+    """The answer to `Grammar`.
+
+    `yes`: compile it. `costly`: it is known to take too much. `later`: not on this worker now.
+    """
 
     verdict: Verdict
 
 
 class Postponed(msgspec.Struct, frozen=True, tag="postponed"):
-    """The request must come again when another worker may compile the grammar of this digest."""
+    """The request must be sent again, to a worker that may compile the grammar of this digest."""
 
     digest: bytes
 
@@ -83,29 +86,28 @@ class Postponed(msgspec.Struct, frozen=True, tag="postponed"):
 class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     """A rendered request."""
 
-    # As JSON, without the prompt's texts: nobody reads them any more. It still has the tools' names
-    # and schemas, where calls are parsed, and what kinds of parts the last message has.
+    # The request as JSON, without the texts of its prompt (`without_texts`).
     request: bytes
-    # Native 32-bit words.
+    # The prompt's token ids as native 32-bit words.
     token_ids: bytes
-    # A segment's `end` is floored to the engine's granularity, unless there are images.
+    # Each `end` is floored to the engine's granularity, unless the prompt has images.
     segments: list[Segment]
     names: list[HeldName]
-    # The strict tools whose calls no grammar keeps to their schemas.
+    # The demands on tool calls that no grammar can guarantee.
     unheld: list[UnheldTool] = []
-    # The segments that are told in the user's turn.
+    # The segments of system messages whose text a user's turn has.
     folded: list[int] = []
     # The breakpoints' segments whose end in the tokens lies before their text's end.
     inexact: list[int] = []
-    # The day that the template wrote.
+    # The day that the template wrote; None: it wrote none.
     dated: DatedBeginning | None = None
     # The longest lifetime of the breakpoints.
     lease_seconds: float = 0.0
-    # In the order of their places. The program that computes says how many tokens each image has.
+    # In the order of their places. Each has one token here, until the prompt is expanded.
     images: list[Image] = []
-    # For each of the request's documents, the tokens in front of its text.
+    # For each of the request's documents, the tokens before its text.
     begins: list[int] = []
-    # The token ids by which content is known, where they are others.
+    # Packed ids that identify content in place of `token_ids`; empty: `token_ids` do.
     keys: bytes = b""
 
 
@@ -114,12 +116,12 @@ class Counted(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
 
     reply: CountReply
     images: list[Image] = []
-    # The packed ones, where there are images.
+    # The packed token ids; empty: the prompt has no images.
     token_ids: bytes = b""
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
-    """The request can't be served, and why."""
+    """Why the request can't be served."""
 
     code: ErrorCode
     message: str
@@ -131,6 +133,6 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 Answer = Prepared | Counted | Refused | Ready | Postponed
-"""Of a worker, when it has done what it was told."""
+"""A worker's last message about a `Start` or a `Job`."""
 ToWorker = Start | Job | MayCompile
 FromWorker = Answer | Grammar

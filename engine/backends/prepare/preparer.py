@@ -1,6 +1,7 @@
-"""A request's body to tokens, segments and names: everything that grows with a client's input.
+"""Turns a request's body into tokens, segments and names. All work that grows with a client's input
+is done here.
 
-What one request may ask for is checked before anything that costs more than reading it.
+The bounds of a request are checked before any step that costs more than reading it.
 """
 
 import math
@@ -69,27 +70,25 @@ _OWN_TEMPLATE: dict[OwnTemplateField, str] = {
     "messages": "messages: a last message of the assistant, to be continued,",
 }
 MAX_SEGMENTS = 100_000
-"""Tools, system blocks and message parts of one request."""
+"""The most tools, system blocks and message parts of one request together."""
 MAX_STOPS = 1_024
 MAX_STOP_BYTES = 65_536
-"""All stop strings together, as UTF-8."""
+"""The most bytes of all stop strings together, as UTF-8."""
 MAX_SCHEMA_BYTES = 262_144
-"""All schemas that one output must keep to, as JSON."""
+"""The most bytes of all schemas that constrain one output, as JSON."""
 MAX_SCHEMA_PROPERTIES = 1_024
 MAX_SCHEMA_DEPTH = 64
 MAX_SCHEMA_NESTING = 1_536
-"""Levels of a schema with all that its references name."""
+"""The most levels of a schema, together with those of all that its references name."""
 MAX_SCHEMA_PATTERNS = 32
 MAX_SCHEMA_MULTIPLE = 100_000
-"""A `multipleOf` without its decimal point."""
+"""The largest `multipleOf`, read without its decimal point."""
 
 
 def check_request(request: GenerateRequest, description: Description) -> None:
-    """Raise InvalidRequest or Unsupported, naming the field; the prompt's length comes later.
+    """Check all of a request but its prompt's length. The protocol's types bound single fields.
 
-    InvalidRequest also for too many or too long stop strings, and for schemas beyond bounds.
-
-    The protocol's types limit what stands in one field.
+    Raise InvalidRequest, SchemaRefused or Unsupported. The message names the field.
     """
     _check_places(request)
     _check_capabilities(request, description)
@@ -100,7 +99,7 @@ def check_request(request: GenerateRequest, description: Description) -> None:
 
 
 def _check_places(request: GenerateRequest) -> None:
-    """Whatever stands at a segment needs one."""
+    """Raise InvalidRequest for a breakpoint, a document or a name at a segment that is missing."""
     num_segments = request.prompt.num_segments
     fields: dict[str, Sequence[Breakpoint | Document | Name]] = {
         "breakpoints": request.breakpoints,
@@ -134,7 +133,7 @@ def _check_capabilities(request: GenerateRequest, description: Description) -> N
 
 
 def _check_foreign_template(request: GenerateRequest) -> None:
-    """The model's server renders its own prompts, which takes some things away."""
+    """Raise Unsupported for a prompt that the model's server can't render with its own template."""
     for field in needs_own_template(request.prompt):
         raise Unsupported(
             f"{_OWN_TEMPLATE[field]} is not supported: the model's server renders its own prompts"
@@ -182,9 +181,9 @@ def _check_stops(stops: Sequence[str]) -> None:
 
 
 def _constraining_schemas(request: GenerateRequest) -> list[tuple[str, dict[str, Any]]]:
-    """The schemas that the output must keep to, each with its field.
+    """The schemas that constrain the output, each with its field.
 
-    Other schemas are text of the prompt.
+    All other schemas are only text of the prompt.
     """
     choice = request.tool_choice
     schemas: list[tuple[str, dict[str, Any]]] = []
@@ -201,8 +200,7 @@ def _constraining_schemas(request: GenerateRequest) -> list[tuple[str, dict[str,
 
 
 def check_prompt(prompt: Prompt) -> None:
-    """Raise InvalidRequest for a prompt that is a conversation and a raw text at once, or has more
-    segments than an engine takes."""
+    """Raise InvalidRequest for too many segments, and for a raw text with anything beside it."""
     if prompt.text is not None and (prompt.messages or prompt.callable_tools or prompt.system):
         raise InvalidRequest("prompt.text: excludes messages, tools and system")
     if prompt.num_segments + len(prompt.named_tools) > MAX_SEGMENTS:
@@ -210,17 +208,17 @@ def check_prompt(prompt: Prompt) -> None:
 
 
 class _SchemaSize:
-    """What one schema has of what is limited."""
+    """The sizes of one schema that are bounded, and its references."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
-        # How deep it is nested.
+        # The number of nested levels.
         self.depth = 0
         self.num_properties = 0
-        # Of `patternProperties`.
+        # The number of `patternProperties`.
         self.num_patterns = 0
-        # The largest of the digits of each `multipleOf`, as `_digits` has them.
+        # The largest `multipleOf`, read without its decimal point (`_digits`).
         self.multiple = 0
-        # What each `$ref` names.
+        # The value of each `$ref`.
         self.references: set[str] = set()
         for level in _levels(schema):
             self.depth += 1
@@ -238,14 +236,17 @@ class _SchemaSize:
 
 
 def check_schemas(schemas: Iterable[tuple[str, dict[str, Any]]]) -> None:
-    """Raise SchemaRefused where schemas are too large. It names the schema, the size and the most.
+    """Raise SchemaRefused if schemas are too large. It names the schema, its size and the bound.
 
-    Each schema comes with the field that it stands in. All of them constrain one output together.
+    Each schema comes with its field. All of them constrain one output together.
 
-    llguidance (1.9) does not limit three things. It compiles what a `$ref` names inside of what
-    names it, on its thread's stack: 4 KB a level, and 8 MiB end the process. `multipleOf` becomes
-    an automaton with a state for each remainder: ten seconds and 400 MB at a million. It compares
-    each of an object's `patternProperties` with each of its other properties.
+    llguidance (1.9) does not bound three things:
+
+    - It compiles the target of a `$ref` inside of the schema that names it, with 4 KB of its
+      thread's stack for each level. 8 MiB end the process.
+    - `multipleOf` becomes an automaton with a state for each remainder. A million takes ten seconds
+      and 400 MB.
+    - It compares each of an object's `patternProperties` with each of its other properties.
     """
     num_bytes = 0
     num_properties = 0
@@ -264,8 +265,8 @@ def check_schemas(schemas: Iterable[tuple[str, dict[str, Any]]]) -> None:
         ):
             if value > most:
                 raise SchemaRefused(f"{where}: {value} {unit} > {most} maximum")
-        # The levels of all that references name. Many references may name one value, which is
-        # measured once.
+        # Add the levels of all that references name. Many references may name the same value, so
+        # each value is measured only once.
         depths = {id(schema): size.depth}
         nested = size.depth
         for target in _targets(schema, size.references):
@@ -284,12 +285,14 @@ def check_schemas(schemas: Iterable[tuple[str, dict[str, Any]]]) -> None:
 
 
 def _can_end(schema: dict[str, Any]) -> bool:
-    """Whether some value of finite length keeps to the schema, by what its references require.
+    """Whether a value of finite length can follow the schema.
 
-    The search begins with schemas that need nothing, and goes on to those that need these. Each
-    need is looked at once.
+    Its references may require each other without an end. The search begins with subschemas that
+    need no other one. It goes on to those that need only these. Each need is looked at once.
     """
-    lacking: dict[int, set[int]] = {}  # of each schema, its lists that have no value yet
+    # By subschema, the numbers of its lists of which no choice is known to be finite yet.
+    lacking: dict[int, set[int]] = {}
+    # By subschema, each other one that has it as a choice, and the number of that list.
     needed_by: dict[int, list[tuple[int, int]]] = {}
     waiting: list[Any] = [schema]
     finite: list[int] = []
@@ -315,7 +318,7 @@ def _can_end(schema: dict[str, Any]) -> bool:
 
 
 def _needs(schema: dict[str, Any], subschema: dict[str, Any]) -> Iterator[list[Any]]:
-    """Schemas that a value of `subschema` needs: it keeps to one at least of each list."""
+    """Lists of schemas. A value of `subschema` must contain or follow one schema of each list."""
 
     def listed(name: str) -> list[Any]:
         value = subschema.get(name)
@@ -339,7 +342,7 @@ def _size(value: Any) -> int:
 
 
 def _levels(value: Any) -> Iterator[list[Any]]:
-    """The objects and lists of each level, the outermost first."""
+    """The objects and lists of a JSON value by level, the outermost first."""
     level = [value] if isinstance(value, dict | list) else []
     while level:
         yield level
@@ -363,10 +366,9 @@ def _digits(number: Any) -> int:
 
 
 def _targets(schema: Any, references: Iterable[str]) -> Iterator[Any]:
-    """The parts of the schema that references name. A reference that is no pointer names the whole
-    schema.
+    """The parts of the schema that references name. A wrong reference names the whole schema.
 
-    The library compiles each of them once, one inside of another at worst.
+    The library compiles each part once, at worst one inside of another.
     """
     for reference in references:
         target = schema
@@ -383,7 +385,7 @@ def _targets(schema: Any, references: Iterable[str]) -> Iterator[Any]:
 
 
 SPARE_BLOCKS = 2
-"""The blocks of the pool that a prompt must leave: its next token's, and one for copy-on-write."""
+"""The blocks that a prompt must leave free: one for its next token, and one for copy-on-write."""
 _SEGMENTS: dict[type[Part], SegmentKind] = {
     TextPart: "text",
     ThinkingPart: "thinking",
@@ -401,8 +403,8 @@ class PostponedError(Exception):
 
 
 class Preparer:
-    """Prepares bodies; knows no process. A fault of the request itself is answered with
-    `Refused`."""
+    """Prepares requests' bodies. A request at fault is answered with `Refused`. It knows no
+    process."""
 
     def __init__(
         self,
@@ -411,9 +413,11 @@ class Preparer:
         compiling: Callable[[Grammar], AbstractContextManager[object]] = nullcontext,
         grammar_seconds: float = 0.0,
     ) -> None:
-        """Grammars are compiled within `compiling`, which raises SchemaTooCostly for one that is
-        known to take more than `grammar_seconds`, and ends the process over one that does. It
-        raises PostponedError for one that is to wait."""
+        """Grammars are compiled within the context `compiling`.
+
+        It raises SchemaTooCostly for a grammar that is known to take more than `grammar_seconds`,
+        and PostponedError for one that must wait. It ends the process if a grammar takes longer.
+        """
         self._renderer = renderer
         self._description = description
         self._compiling = compiling
@@ -421,13 +425,13 @@ class Preparer:
         self._images = ImageCheck()
 
     def answer(self, job: Job) -> Answer:
-        """The answer to a job. Without `days` a template that writes the date writes today's."""
+        """The answer to a job. Without `days` a template that writes a date writes today's."""
         try:
             if job.kind == "count":
                 request = decoded(job.body, CountRequest)
                 check_prompt(request.prompt)
                 rendered = self._rendered(request, job.days)
-                # Those of the text, whatever blocks the engine shares.
+                # The exact ends. They are not floored to the engine's granularity.
                 ends = [span.end for span in rendered.segments]
                 reply = CountReply(len(rendered.token_ids), ends)
                 images = shown(request.prompt, rendered)
@@ -458,7 +462,7 @@ class Preparer:
         if "own_template" not in self._description.capabilities or (
             self._description.backend == "upstream" and request.prompt.images
         ):
-            # A server of conversations renders them once more.
+            # The server renders the conversation once more, so its texts are kept.
             prompt = msgspec.structs.replace(request.prompt, images=[])
             kept = msgspec.structs.replace(request, prompt=prompt)
         marked = {point.segment for point in request.breakpoints}
@@ -479,12 +483,15 @@ class Preparer:
     def _rendered(
         self, request: GenerateRequest | CountRequest, days: KnownDays | None
     ) -> RenderedPrompt:
-        """Raises PromptTooLong where even the longest token would not bring the text into the
-        context; `longest_token_bytes` 0 means that the tokenizer gives no such bound."""
+        """The rendered prompt.
+
+        Raises PromptTooLong before the rendering if the text would not fit into the context even in
+        tokens of `longest_token_bytes`. A value of 0 means that the tokenizer has no such bound.
+        """
         prompt = request.prompt
         longest = self._description.longest_token_bytes
         if longest:
-            # What a client wrote as text; of objects nothing: a template may write them shorter.
+            # Only the client's texts count. A template may write objects shorter than they came.
             texts = [prompt.text or "", *(block.text for block in prompt.system)]
             parts = (part for message in prompt.messages for part in message.parts)
             texts += [part.text for part in parts if not isinstance(part, ToolUsePart)]
@@ -500,9 +507,9 @@ class Preparer:
         )
 
     def _as_guaranteed(self, request: GenerateRequest) -> tuple[GenerateRequest, list[UnheldTool]]:
-        """The request without `strict` where no grammar can keep a call to the tool's schema.
+        """The request without `strict` for tools whose calls no grammar can guarantee.
 
-        The tools that lost it are told with it.
+        The demands that can't be guaranteed are returned with it.
         """
         if "strict_tools" not in self._description.capabilities:
             return unconstrained(request), []
@@ -517,10 +524,10 @@ class Preparer:
             return unconstrained(request), unheld
 
     def _as_compiled(self, request: GenerateRequest) -> tuple[GenerateRequest, list[UnheldTool]]:
-        """The same where its grammar is not too costly to compile."""
+        """The same as `_as_guaranteed`, for a grammar that is not too costly to compile."""
         if not self._refusal(request):
             return request, []
-        # Each tool is tried by itself only where the grammar of all fails.
+        # The grammar of all tools failed, so each is tried by itself.
         unheld: dict[str, str] = {}
         for tool in request.prompt.callable_tools:
             prompt = msgspec.structs.replace(request.prompt, tools=[tool], named_tools=[])
@@ -539,11 +546,11 @@ class Preparer:
         return loosened, [UnheldTool(name, reason) for name, reason in unheld.items()]
 
     def _grammar_of(self, request: GenerateRequest) -> Grammar:
-        """The grammar that the engine will compile is tried here, so that a too costly one ends
-        this process alone.
+        """The question about the request's grammar.
 
-        The digest has the scope in it, so that no workspace learns from a time what another one
-        asked for.
+        The engine will compile that grammar. It is compiled here first, so that a too costly one
+        ends this process alone. The digest covers the scope, so that no workspace learns by time
+        what another one asked for.
         """
         tools = [
             (tool.name, tool.input_schema, tool.strict) for tool in request.prompt.callable_tools
@@ -565,7 +572,7 @@ class Preparer:
         )
 
     def _refusal(self, request: GenerateRequest) -> str:
-        """Why no grammar can keep the strict tools' calls to their schemas. Empty: one can."""
+        """Why no grammar can guarantee the strict tools' schemas; empty: one can."""
         tools = [tool for tool in request.prompt.callable_tools if tool.strict]
         try:
             check_schemas((f"tool `{tool.name}`", tool.input_schema) for tool in tools)
@@ -576,7 +583,7 @@ class Preparer:
 
 
 def check_length(num_tokens: int, description: Description) -> None:
-    """Raise PromptTooLong."""
+    """Raise PromptTooLong for more tokens than the context or the pool has room for."""
     room = (description.num_blocks - SPARE_BLOCKS) * description.block_size
     longest = min(description.max_context_tokens - 1, room)
     if num_tokens > longest:
@@ -589,9 +596,9 @@ def prepare(
     description: Description,
     kept: GenerateRequest,
 ) -> Prepared:
-    """The parts of a rendered request that the engine needs; `kept` is the part that is read later.
+    """A rendered request as the engine needs it. `kept` is the request without what nobody reads.
 
-    Raises InvalidRequest for no tokens, and PromptTooLong.
+    Raises InvalidRequest for a prompt without tokens, and PromptTooLong.
     """
     tokens = rendered.token_ids
     if not tokens:
@@ -600,7 +607,7 @@ def prepare(
     names = list[HeldName]()
     reached = 0
     for name in request.names:
-        # An unknown boundary counts as the one in front of it.
+        # A name without a boundary gets that of the name before it.
         offset = rendered.segments[name.segment].offset(name.characters)
         reached = max(reached, offset or 0)
         names.append(HeldName(name.digest, reached))
@@ -619,7 +626,7 @@ def prepare(
 
 
 def new_segments(prompt: Prompt, spans: list[SegmentSpan], granularity: int) -> list[Segment]:
-    """The segments for the look-back, with ends floored to the granularity."""
+    """The segments for the look-back. Their ends are floored to the granularity, in tokens."""
     ends = [None if s.end is None else s.end - s.end % granularity for s in spans]
     if prompt.text is not None:
         return [Segment("text", ends[0])]
@@ -633,7 +640,7 @@ def new_segments(prompt: Prompt, spans: list[SegmentSpan], granularity: int) -> 
 
 
 def without_strict(request: GenerateRequest, is_loose: Callable[[str], bool]) -> GenerateRequest:
-    """The request in which the tools of these names are not strict."""
+    """The request with `strict` removed from the tools whose names `is_loose` accepts."""
 
     def loosened(tools: list[Tool]) -> list[Tool]:
         return [
@@ -648,7 +655,7 @@ def without_strict(request: GenerateRequest, is_loose: Callable[[str], bool]) ->
 
 
 def without_names(request: GenerateRequest) -> GenerateRequest:
-    """The request in which the model may call all tools, where it may call or not."""
+    """The request in which the mode `auto` allows all tools. Other modes stay as they are."""
     choice = request.tool_choice
     if choice.mode != "auto" or not choice.names:
         return request
@@ -657,12 +664,12 @@ def without_names(request: GenerateRequest) -> GenerateRequest:
 
 
 def unconstrained(request: GenerateRequest) -> GenerateRequest:
-    """The request whose calls among free text nothing constrains."""
+    """The request with all constraints on calls among free text removed."""
     return without_strict(without_names(request), lambda _: True)
 
 
 def is_constrained(request: GenerateRequest) -> bool:
-    """Whether the output must keep to a schema or a pattern."""
+    """Whether a schema, a pattern or a forced call constrains the whole output."""
     return request.constrains_text or request.tool_choice.mode in ("any", "tool")
 
 
@@ -672,11 +679,11 @@ def may_compile(request: GenerateRequest) -> bool:
 
 
 def without_texts(request: GenerateRequest) -> GenerateRequest:
-    """The request with as much of its prompt as an output's parser asks for."""
+    """The request with only those parts of its prompt that the parsers of its output read."""
     prompt = request.prompt
     if prompt.text is not None:
         return msgspec.structs.replace(request, prompt=Prompt([], text=""))
-    # Some formats of calls are read by the schemas' types.
+    # Some formats of calls are parsed by the types in the schemas.
     keeps = is_constrained(request) or request.tool_choice.mode != "none"
     tools = [
         Tool(tool.name, tool.input_schema if keeps else {}, strict=tool.strict)

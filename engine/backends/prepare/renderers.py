@@ -1,4 +1,4 @@
-"""A model's renderer by the settings: the same in the engine and in its workers."""
+"""Makes a model's renderer by the settings, in the same way for the engine and for its workers."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,11 +11,12 @@ from engine.text.formats.proof import FormatChoice
 from engine.text.renderer import ChatRenderer
 
 if TYPE_CHECKING:
-    from engine.settings import Settings  # which takes a worker, that needs none, 0.1 s to import
+    # A worker needs no settings, and their import would take it 0.1 s.
+    from engine.settings import Settings
 
 
 def chat_worker(settings: "Settings") -> WorkerSpec:
-    """How a worker loads the model's renderer."""
+    """What a worker needs to know to load the model's renderer."""
     return WorkerSpec(
         kind="chat",
         model=settings.model,
@@ -25,7 +26,7 @@ def chat_worker(settings: "Settings") -> WorkerSpec:
 
 
 def chat_renderer(spec: WorkerSpec) -> ChatRenderer:
-    """Raises TemplateRefused."""
+    """The renderer of a model. Raises TemplateRefused."""
     files = read_prompt_files(spec.model)
     if spec.template is not None:
         files = replace(files, templates={"default": spec.template})
@@ -36,7 +37,10 @@ def chat_renderer(spec: WorkerSpec) -> ChatRenderer:
 
 
 def capabilities_of(renderer: ChatRenderer, more: dict[Capability, bool]) -> list[Capability]:
-    """Calls and thinking can be parsed only where the template's formats are known."""
+    """The capabilities that a renderer has, and those of `more` that are true.
+
+    Calls and thinking can be parsed only if the template's formats are known.
+    """
     has_tools = renderer.tool_format is not None
     declared: dict[Capability, bool] = {
         "tools": has_tools,

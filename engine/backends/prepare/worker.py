@@ -1,7 +1,7 @@
-"""A worker process: `python -m engine.backends.prepare.worker`, messages on its standard pipes.
+"""A worker process: `python -m engine.backends.prepare.worker`, with messages on standard pipes.
 
-It prepares one request at a time, so that none holds a lock that the engine needs. It ends with its
-input.
+It prepares one request at a time. Being a process, it holds no lock that the engine needs. It ends
+when its input ends.
 """
 
 import gc
@@ -38,17 +38,17 @@ _UNLIMITED_STACK = 2 * 2**20
 """A thread's stack where `ulimit -s` is unlimited."""
 _SPARE_BYTES = 8 * 2**20
 _SPARE_SECONDS = 5
-"""The engine ends a late worker. A worker whose engine is gone ends itself so many seconds
+"""The engine ends a late worker. If the engine is gone, the worker ends itself this many seconds
 later."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompileLimit:
-    """Ends this process by SIGPROF where a grammar takes more processor time than it may.
+    """Ends this process by SIGPROF if a grammar takes more processor time than it may.
 
-    The library compiles in one call, which neither an exception nor a thread can end. The engine,
-    which is asked first, reads the signal from the process's status and remembers the grammar. The
-    time on the wall is the engine's matter: where others take the processor it says nothing.
+    The library compiles in one call, which neither an exception nor a thread can end. The engine is
+    asked before. It reads the signal from the process's exit status and remembers the grammar. It
+    also bounds the wall time, which says nothing of a grammar while others take the processor.
     """
 
     source: BinaryIO
@@ -58,8 +58,11 @@ class CompileLimit:
 
     @contextmanager
     def compiling(self, grammar: Grammar) -> Iterator[None]:
-        """Raise SchemaTooCostly where the engine knows that the grammar takes too much, and
-        PostponedError where it is to be compiled later."""
+        """Ask the engine, then bound the compilation in the context.
+
+        Raise SchemaTooCostly if the engine knows that the grammar takes too much, and
+        PostponedError if it is to be compiled later.
+        """
         _write(self.target, grammar)
         answer = _read(self.source)
         if not isinstance(answer, MayCompile):
@@ -79,11 +82,11 @@ class CompileLimit:
 def main() -> int:
     source = os.fdopen(os.dup(0), "rb")
     target = os.fdopen(os.dup(1), "wb")
-    # Whatever prints must not get between the answers.
+    # Prints go to standard error, so that none gets between the answers.
     os.dup2(2, 1)
-    # Signals of a terminal are the engine's: a worker ends with its input. It stays in the engine's
-    # session: Linux shares a processor between sessions first, and only then by niceness. uvloop
-    # can't start a process in a group of its own.
+    # A group by itself keeps a terminal's signals away, because a worker ends with its input. The
+    # session stays the engine's, because Linux shares a processor between sessions first and by
+    # niceness only within one. uvloop can't start a process in another group.
     os.setpgid(0, 0)
     start = _read(source)
     if not isinstance(start, Start):
@@ -92,13 +95,13 @@ def main() -> int:
     preparer = Preparer(
         new_renderer(start.spec), start.description, limit.compiling, start.grammar_seconds
     )
-    # What stays until the end is not looked through at every full collection (about 30 ms).
+    # Frozen objects are not looked through at each full collection, which would take about 30 ms.
     gc.collect()
     gc.freeze()
     statistics = Path("/proc/self/statm")
     heap = Heap(statistics)
-    if statistics.exists():  # elsewhere than on Linux bytes and seconds still bound it
-        # So many bytes beyond what is allocated now: what needs more ends this process alone.
+    if statistics.exists():  # on other systems than Linux bytes and seconds still bound a request
+        # A request that needs more memory than this ends this process alone.
         pages = int(statistics.read_text("ascii").split()[5])  # data and stack
         bound = pages * resource.getpagesize() + start.memory_bytes
         resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
@@ -113,27 +116,29 @@ def main() -> int:
 
 
 class Heap:
-    """This process's memory. A grammar takes some hundred MB, which are free after it."""
+    """This process's memory. A grammar takes some hundred MB, which are free afterwards."""
 
     def __init__(self, statistics: Path) -> None:
         self._statistics = statistics
         self._pages = self._resident()
 
     def settle(self) -> None:
-        """Give back what is free if this process has grown. The answer has been sent."""
+        """Give free memory back to the system if this process has grown. To be called after an
+        answer."""
         if self._resident() - self._pages > _SPARE_BYTES // resource.getpagesize():
             trim_heap()
             self._pages = self._resident()
 
     def _resident(self) -> int:
-        """The resident pages. 0: the system does not tell."""
+        """The number of resident pages; 0: the system does not tell."""
         with suppress(OSError):
             return int(self._statistics.read_text("ascii").split()[1])
         return 0
 
 
 def new_renderer(spec: WorkerSpec) -> Renderer:
-    """Each kind's modules are imported here, because importing is half of a worker's start."""
+    """The renderer of a kind. Only that kind's modules are imported, since imports are half of a
+    worker's start."""
     if spec.kind == "synthetic":
         from engine.backends.synthetic_renderer import SyntheticRenderer
 
@@ -144,10 +149,10 @@ def new_renderer(spec: WorkerSpec) -> Renderer:
 
 
 def bound_stack() -> None:
-    """A schema whose grammar needs more stack ends this process alone.
+    """Bound the stack, so that a schema whose grammar needs more ends this process alone.
 
-    The engine compiles it behind this, on a thread with an eighth more. Of the usual 8 MiB the
-    deepest schema that is not refused takes 6.
+    The engine compiles a grammar after its worker did, on a thread with an eighth more stack. The
+    deepest schema that is not refused takes 6 of the usual 8 MiB.
     """
     if sys.platform == "linux":
         # The engine's own limit, which its threads have too.
@@ -157,7 +162,7 @@ def bound_stack() -> None:
 
 
 def _read(source: BinaryIO) -> ToWorker | None:
-    """The next message, None at the end."""
+    """The next message; None at the end of the input."""
     length = int.from_bytes(source.read(LENGTH_BYTES), "big")
     body = source.read(length)
     return _message.decode(body) if body and len(body) == length else None
