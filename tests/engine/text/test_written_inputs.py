@@ -70,10 +70,10 @@ def test_an_input_that_is_no_object_stands_in_the_prompt(path: Path) -> None:
 
 def test_an_input_that_is_an_object_is_no_text() -> None:
     """The same call is the same prompt, whichever API it came by."""
-    for path in REAL_PATHS:
-        model = model_of(path)
-        if model.traits.writes_text:
-            break
+    models = (model_of(path) for path in REAL_PATHS)
+    model = next((model for model in models if model.traits.writes_text), None)
+    if model is None:
+        pytest.skip("no template of a real model writes inputs as text")
     written = model.render(Prompt(conversation('{"city": "Uri"'), TOOLS), thinking=False)
     whole = model.render(Prompt(conversation({"city": "Uri"}), TOOLS), thinking=False)  # type: ignore[arg-type]
     assert written.token_ids != whole.token_ids
