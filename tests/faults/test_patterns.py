@@ -123,6 +123,8 @@ def patterns() -> dict[str, Pattern | None]:
         by_place |= compiled_in(module)
     compiled = {pattern for pattern in by_place.values() if pattern is not None}
     for source in chain.from_iterable((ROOT / name).rglob("*.py") for name in PACKAGES):
+        if "build" in source.parts:
+            continue  # what an installation of the plugin leaves behind
         for name, pattern in written_in(source, imported.get(source, {"re": re})).items():
             if pattern not in compiled:
                 by_place[name] = pattern

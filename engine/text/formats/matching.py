@@ -174,7 +174,7 @@ _PLACES = {
     "{kind}": Word("kind", "[a-z]"),
     "{word}": Word("word", r"[^\s=:,(){}\[\]<>\"']"),
 }
-_PARTS = re.compile(r"(«[^»]*»|‹[^›]*›|\{(?:name|digits|id|kind|word|key)\})")
+_PARTS = re.compile(r"(«[^«»]*»|‹[^‹›]*›|\{(?:name|digits|id|kind|word|key)\})")
 # White space at the borders of tags may be any.
 _BORDERS = re.compile(r"(\s*\n\s*|^\s+|\s+$|(?<=[>\]},:])\s+|\s+(?=[<\[{]))")
 
@@ -214,7 +214,7 @@ def pattern_of(text: str) -> Pattern:
 
 def written(text: str) -> str:
     """A format's text as templates write it, its places left."""
-    return re.sub("‹[^›]*›|[«»]", "", text)
+    return re.sub("‹[^‹›]*›|[«»]", "", text)
 
 
 def match(pattern: Pattern, text: str) -> Outcome:
