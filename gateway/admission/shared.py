@@ -221,11 +221,11 @@ class SharedLimits:
                     joining.decide(self._limits)
                 decided = True
                 written = {name: self._write(name, page) for name in names}
-            for name, told in written.items():
+            for name, amounts in written.items():
                 untold = self._limits.account(name).untold
-                untold.requests -= told.requests
-                untold.tokens -= told.tokens
-                untold.spent -= told.spent
+                untold.requests -= amounts.requests
+                untold.tokens -= amounts.tokens
+                untold.spent -= amounts.spent
             self._say_shared(True)
         except GatewayError as error:
             self._changed |= names

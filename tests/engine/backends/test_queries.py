@@ -140,7 +140,7 @@ def test_choices_draw_differently_and_a_seed_makes_them_repeatable() -> None:
 
 
 def test_what_shapes_a_draw_is_a_field_of_requests_and_of_draws() -> None:
-    draws = {one.name for one in fields(SampleParams)}
+    draws = {field.name for field in fields(SampleParams)}
     assert NEUTRAL.keys() <= draws & {*Sampling.__struct_fields__}
     [neutral] = new_samples(ask("a", sampling=Sampling(max_tokens=1)), description())
     assert {name: getattr(neutral, name) for name in NEUTRAL} == NEUTRAL

@@ -68,9 +68,9 @@ def test_the_split_of_openai_adds_up_to_all_writes_or_is_left_out(
     assert sum(split.values()) == written == max(0, sum(writes.values()) - automatic)
 
 
-@pytest.mark.parametrize(("held", "told"), [("30m", "5m"), ("12h", "1h")])
+@pytest.mark.parametrize(("held_for", "counted_as"), [("30m", "5m"), ("12h", "1h")])
 def test_messages_tells_another_class_as_the_longest_for_which_it_is_held_at_least(
-    held: Ttl, told: Ttl
+    held_for: Ttl, counted_as: Ttl
 ) -> None:
-    split = messages_split(InputUsage(**{WRITE_FIELDS[held]: 100}))
-    assert split[f"ephemeral_{told}_input_tokens"] == 100
+    split = messages_split(InputUsage(**{WRITE_FIELDS[held_for]: 100}))
+    assert split[f"ephemeral_{counted_as}_input_tokens"] == 100

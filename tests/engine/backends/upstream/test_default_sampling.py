@@ -60,9 +60,9 @@ def test_the_defaults_that_are_told_are_those_that_the_server_is_sent(
         serving_script(script, server) as url,
         engine_before(url, MODEL=str(model)) as engine,
     ):
-        asked = engine.request(prompt("Count."), engine.scope())
-        asked = msgspec.structs.replace(asked, sampling=Sampling(max_tokens=3))
-        with engine.stream(asked) as stream:
+        template = engine.request(prompt("Count."), engine.scope())
+        generate = msgspec.structs.replace(template, sampling=Sampling(max_tokens=3))
+        with engine.stream(generate) as stream:
             assert list(stream.frames)
         (*_, body) = (request.body for request in script.seen if "temperature" in request.body)
         recommended: dict[str, Any] = {name: RECOMMENDED[name] for name in names}
