@@ -1,4 +1,4 @@
-"""The dashboard's settings: environment variables `DASHBOARD_*`, read once at start."""
+"""The dashboard's settings: environment variables `DASHBOARD_*`, which are read once at start."""
 
 from functools import cache
 from ipaddress import ip_network
@@ -12,7 +12,8 @@ _URL_MUST_BE = "must be http:// or https://, a host, and no more than a port and
 
 
 class Settings(BaseSettings):
-    """Raises pydantic.ValidationError, naming every wrong variable at once."""
+    """The settings. A wrong variable raises pydantic.ValidationError, which names every wrong
+    variable at once."""
 
     model_config = SettingsConfigDict(
         env_prefix="DASHBOARD_", env_ignore_empty=True, extra="ignore", frozen=True
@@ -24,12 +25,13 @@ class Settings(BaseSettings):
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
         ("127.0.0.1", "localhost"),
         min_length=1,
-        description="Names under which browsers reach it, separated by commas; others are refused",
+        description="Host names by which browsers reach the dashboard, separated by commas."
+        " Requests for other names are refused",
     )
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="Addresses or networks of reverse proxies, separated by commas. Their"
-        " X-Forwarded-For and X-Forwarded-Proto are believed, those of nobody else",
+        description="Addresses or networks of reverse proxies, separated by commas. The dashboard"
+        " believes X-Forwarded-For and X-Forwarded-Proto from these addresses only",
     )
     session_hours: float = Field(
         12.0, gt=0, le=720, description="How long a sign-in lasts, in hours"
@@ -45,7 +47,7 @@ class Settings(BaseSettings):
     @field_validator("gateway_url")
     @classmethod
     def _is_a_url(cls, value: str) -> str:
-        """Raise ValueError for what no request can be sent to."""
+        """Raise ValueError for a URL to which no request can be sent."""
         parts = urlsplit(value)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(_URL_MUST_BE)
@@ -56,7 +58,7 @@ class Settings(BaseSettings):
     @field_validator("trusted_proxies")
     @classmethod
     def _are_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        """Raise ValueError for what is neither an address nor a network."""
+        """Raise ValueError for a text that is neither an address nor a network."""
         for network in value:
             ip_network(network)
         return value

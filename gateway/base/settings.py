@@ -1,6 +1,7 @@
-"""All settings of the gateway. Read once at start; a bad value stops the start and names itself.
+"""All settings of the gateway. They are read once at start. A bad value stops the start with an
+error that names the variable.
 
-Any variable NAME may come from a file instead: set NAME_FILE to its path.
+Any variable NAME may come from a file instead. Then NAME_FILE is the path of the file.
 """
 
 import json
@@ -28,7 +29,7 @@ ENGINE_NAME_CHARACTERS = 64
 URL_MUST_BE = "must be http:// or https://, a host, and no more than a port and a path"
 _ENGINE_NAME = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:\[\]-]{0,63}")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._:\[\]-]")
-# ASCII without blanks; the path without a query.
+# ASCII without blanks, and a path without a query.
 _URL = re.compile(
     r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~-]+)(?::[0-9]{1,5})?(?:/[!\"$->@-~]*)?"
 )
@@ -43,16 +44,16 @@ _SOURCE = re.compile(
 
 
 class EnginePlace(NamedTuple):
-    """One engine of HOLDFAST_ENGINES. Ledger rows, metrics and the admin API call it by this name,
-    which depends on its own entry alone: the list's order means nothing."""
+    """One engine of HOLDFAST_ENGINES. Ledger rows, metrics and the admin API call the engine by
+    this name. The name depends on the engine's own entry alone, not on the order of the list."""
 
     name: str
     url: str
 
     @classmethod
     def parse(cls, text: str) -> "EnginePlace":
-        """Read `name=URL`, or a URL alone. An engine without a name is called by its host and port
-        (and path)."""
+        """Read `name=URL`, or a URL alone. The name of an engine without one is made of its URL's
+        host, port and path."""
         if not text.startswith(("http://", "https://")):
             name, _, url = text.partition("=")
             return cls(name.strip(), url.strip())
@@ -65,7 +66,8 @@ class EnginePlace(NamedTuple):
 
 
 def is_engine_url(url: str) -> bool:
-    """Whether an engine may have this URL. Its path goes into request lines, and it is logged."""
+    """Whether an engine may have this URL. The URL's path goes into request lines, and the URL is
+    logged."""
     try:
         parts = urlsplit(url)
         host = (parts.hostname or "").encode("idna")
@@ -76,13 +78,13 @@ def is_engine_url(url: str) -> bool:
 
 
 def is_source(entry: str) -> bool:
-    """Whether an entry of HOLDFAST_ENGINES says where engines are found, and is none itself."""
+    """Whether an entry of HOLDFAST_ENGINES is no engine, but says where engines are found."""
     return entry.startswith(("kubernetes://", "dns://"))
 
 
 def engine_list(text: str) -> tuple[str, ...]:
-    """The entries of HOLDFAST_ENGINES. Raise ValueError for a wrong one. The message names the
-    entry by its number, because a URL may have a password."""
+    """The entries of HOLDFAST_ENGINES. Raise ValueError for a wrong entry. The message names the
+    entry by its number, because a URL may have a password in it."""
     entries = tuple(entry.strip().rstrip("/") for entry in text.split(",") if entry.strip())
     if not entries:
         raise ValueError("must be http(s) URLs, or name=URL, separated by commas")
@@ -168,19 +170,19 @@ HeaderSecret = Annotated[SecretStr, AfterValidator(_fits_in_a_header)]
 ReadableFile = Annotated[Path, AfterValidator(_can_be_read)]
 DatabaseUrl = Annotated[str, AfterValidator(_is_database)]
 Pause = Annotated[float, Field(ge=0, le=_ONE_DAY)]
-"""Seconds that something or somebody waits."""
+"""A number of seconds that somebody waits."""
 
 
 class DatabaseSettings(BaseModel):
-    """The settings that a migration needs. The other settings build on them."""
+    """The settings that a migration needs. Every other class of settings has these too."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     data: Annotated[Path, AfterValidator(_has_a_short_path)] = Path("data")
     """Directory of the journal and the default database"""
     database_url: DatabaseUrl = ""
-    """SQLAlchemy URL of the ledger (`sqlite+aiosqlite://` or `postgresql+psycopg://`); empty means
-    SQLite under HOLDFAST_DATA"""
+    """SQLAlchemy URL of the ledger (`sqlite+aiosqlite://` or `postgresql+psycopg://`); empty: an
+    SQLite file in HOLDFAST_DATA"""
 
     @property
     def ledger_url(self) -> str:
@@ -188,7 +190,7 @@ class DatabaseSettings(BaseModel):
 
     @property
     def sqlite_path(self) -> Path | None:
-        """The path of the ledger, if it is a SQLite file."""
+        """The path of the ledger; None if the ledger is no SQLite file."""
         prefix = "sqlite+aiosqlite:///"
         path = self.ledger_url.removeprefix(prefix)
         return Path(path) if self.ledger_url.startswith(prefix) and path else None
@@ -205,83 +207,89 @@ class PriceFiles(DatabaseSettings):
     """Where prices come from."""
 
     prices: ReadableFile | None = None
-    """Path of a price sheet that replaces the shipped one"""
+    """Path of a price sheet that replaces the shipped price sheet"""
     hosted_prices: ReadableFile | None = None
-    """Path of published prices, for comparison, that replace the shipped ones"""
+    """Path of a file of published prices, for comparison, that replaces the shipped file"""
 
 
 class Settings(PriceFiles):
     api_key: HeaderSecret | None = None
-    """API key of the workspace `default`, created when absent"""
+    """API key of the workspace `default`; the key is created at the start if it is absent"""
     admin_key: HeaderSecret | None = None
-    """Key of the admin API; unset leaves it to keys of scope `admin`"""
+    """Key of the admin API; unset: only keys of scope `admin` may use it"""
     engines: tuple[str, ...] = ("http://127.0.0.1:8100",)
-    """Engine URLs, or `name=URL`, separated by commas; without a name an engine is called by its
-    URL's host and port. `kubernetes://NAMESPACE/SERVICE` follows a service's endpoints, and
-    `dns://HOST:PORT` a name's addresses"""
+    """Engines, separated by commas: each is a URL or `name=URL`. An engine without a name is called
+    by its URL's host, port and path. `kubernetes://NAMESPACE/SERVICE` stands for all endpoints of a
+    service, and `dns://HOST:PORT` for all addresses of a name"""
     engine_secret: HeaderSecret
-    """Secret shared with the engines, which want 16 characters or more"""
+    """Secret shared with the engines, of 16 characters or more"""
     master_secret: Secret
-    """Secret from which each workspace's cache scope is derived"""
+    """Secret from which the cache scope of each workspace is derived"""
     host: str = "127.0.0.1"
     """Address to listen on"""
     port: int = Field(default=8080, ge=0, le=65535)
     """Port to listen on"""
     models: ReadableFile | None = None
-    """Path of a models.toml that replaces the shipped one"""
+    """Path of a models.toml that replaces the shipped file"""
     claude_alias: bool | str = False
-    """What `claude-*` ids mean: a model's id, or with `true` the default model, which is the first
-    that was served unless HOLDFAST_MODELS names one"""
+    """The model that `claude-*` ids stand for: a model's id, or `true` for the default model. The
+    default model is the one that HOLDFAST_MODELS names, or else the first that was served"""
     remove_nonces: bool = True
-    """Whether known client nonces (the billing line of coding agents) are kept out of prompts"""
+    """Whether known nonces of clients, such as the billing line of coding agents, are kept out of
+    prompts"""
     unreadable: Literal["placeholder", "refuse"] = "placeholder"
-    """What becomes of images, PDFs and sounds that the model can't read: a `placeholder` in the
-    prompt that says what is missing, told in `holdfast.ignored`, or `refuse` with a 400"""
+    """What happens to images, PDFs and sounds that the model can't read. `placeholder`: the prompt
+    says in their place what is missing, and the answer lists them in `holdfast.ignored`. `refuse`:
+    the request is refused with a 400"""
     auto_cache: AutoCacheMode = "conversation"
     """Where breakpoints are added to requests that mark nothing, in dialects without markers of
-    their own: nowhere (`off`), behind tools and system prompt (`prefix`), also behind the last turn
-    (`conversation`); what they write gets no lease; workspaces and keys may have a policy of their
-    own, which leases"""
+    their own. `off`: nowhere. `prefix`: behind the tools and the system prompt. `conversation`:
+    behind the last turn too. What these breakpoints write gets no lease. A workspace or a key may
+    have its own policy, and what the breakpoints of such a policy write gets a lease"""
     auto_cache_ttl: AutoCacheTtl = "5m"
-    """For how long that can be read at most: 5m or 1h, renewed by each use"""
+    """How long the writes of HOLDFAST_AUTO_CACHE can be read at most: `5m` or `1h`. Each use begins
+    the time again"""
     auto_cache_messages: bool = False
-    """Whether the same is done for requests of the Messages API that mark nothing, as of agents'
-    frameworks that speak it without `cache_control`; their usage then has writes"""
+    """Whether HOLDFAST_AUTO_CACHE also holds for requests of the Messages API that mark nothing.
+    Frameworks for agents that use no `cache_control` send such requests. Their answers' usage then
+    has writes"""
     response_days: int = Field(default=0, ge=0, le=36_500)
-    """For how many days responses and conversations of OpenAI's API, and Google's interactions, are
-    kept, encrypted, so that clients can go on with them; 0 keeps those of workspaces with
-    `keep_days` alone"""
+    """For how many days OpenAI's responses and conversations, and Google's interactions, are kept,
+    encrypted, so that clients can go on with them. With 0 they are kept only for workspaces with
+    `keep_days`"""
     queue_seconds: float = Field(default=30.0, ge=0, le=600)
-    """For how many seconds a turn may wait for an engine with room; 0 refuses it at once"""
+    """How many seconds a turn may wait for an engine with room; 0: it is refused at once"""
     routing_load_weight: float = Field(default=0.5, ge=0, le=10)
-    """What a token of recent load above the fair share costs, in tokens of prefill"""
+    """How much a token of an engine's recent load above the fair share counts in routing, in tokens
+    of prefill"""
     body_limit_bytes: int = Field(default=32 << 20, ge=1024, le=1 << 50)
     """Largest request body, in bytes"""
     batch_concurrency: int = Field(default=8, ge=1, le=1_000_000)
-    """Most rows of batches that a gateway has at engines at one time"""
+    """How many rows of batches a gateway has at engines at one time, at most"""
     log_level: str = "info"
-    """debug, info, warning or error"""
+    """Level of the log: debug, info, warning or error"""
     access_log: bool = False
-    """Write a log line for each HTTP response, and one for each turn at its end"""
+    """Whether a log line is written for each HTTP response, and for each turn when it ends"""
     metrics_workspaces: int = Field(default=0, ge=0, le=1000)
-    """How many workspaces `/metrics` names, each with series of its own; the others are `other`.
-    `/metrics` needs no key: keep it from clients before this is more than 0"""
+    """How many workspaces `/metrics` names, each with its own series. All other workspaces together
+    are `other`. `/metrics` needs no key, so keep it from clients before you set this above 0"""
     vllm_metrics: bool = True
-    """Whether `/metrics` has some of its counts by the names of vLLM's metrics too, for boards,
-    autoscalers, endpoint pickers and planners that read those"""
+    """Whether `/metrics` has some of its counts also under the names of vLLM's metrics. Boards,
+    autoscalers, endpoint pickers and planners read these names"""
     traces: bool = False
-    """Send spans of turns to an OpenTelemetry collector; needs the extra `otel`. The standard
-    OTEL_* variables say where to"""
+    """Whether spans of turns are sent to an OpenTelemetry collector, which needs the extra `otel`.
+    The standard OTEL_* variables name the collector"""
     drain_seconds: Pause = 0.0
-    """For how many seconds after SIGTERM the gateway still takes requests while it is not ready any
-    more, so that a load balancer can see that"""
+    """For how many seconds after SIGTERM the gateway still takes requests while it says that it is
+    not ready. A load balancer needs this time to see that"""
     grace_seconds: int = Field(default=30, ge=0, le=_ONE_DAY)
-    """How many seconds running turns then have to end; the others are cut off"""
+    """How many seconds running turns have to end after HOLDFAST_DRAIN_SECONDS. Turns that still run
+    then are cut off"""
     journal_max_bytes: int = Field(default=JOURNAL_MAX_BYTES, ge=1 << 20, le=1 << 50)
-    """Bytes of the journal beyond which new turns are refused; an eighth more (64 MiB at most) is
-    kept free for closing those that are open"""
+    """The size of the journal, in bytes, beyond which new turns are refused. An eighth more, 64 MiB
+    at most, is kept free on top of it for closing open turns"""
     tuning: Tuning = Tuning()
-    """Bounds and times of `bounds.py` that differ from their defaults, as a JSON object such as
+    """The bounds and times of `bounds.py` that differ from their defaults, as a JSON object such as
     `{"stall_seconds": 120}`"""
 
     @field_validator("engines", mode="before")
@@ -311,7 +319,7 @@ class Settings(PriceFiles):
 
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:
-    """Read all settings, or raise SettingsError with every problem at once."""
+    """Read all settings. Raise SettingsError with every problem at once."""
     return _load(Settings, os.environ if environ is None else environ)
 
 

@@ -1,7 +1,8 @@
 """Advice, as the admin API answers with it.
 
-Money is in nano-dollars, None where a turn has no price. `multiples` is the same in input tokens:
-an input token is 1, a five-minute write 1.25, an hour's write 2, a read 0.1.
+Money (`nano`) is in nano-dollars. It is null if a turn has no price. `multiples` is the same cost
+in units of one input token: an input token is 1, a token written for five minutes is 1.25, a token
+written for an hour is 2, and a token read is 0.1.
 """
 
 from typing import Any, Literal
@@ -31,9 +32,10 @@ Verdict = Literal["fix", "prewarm", "mark", "unmark", "leave"]
 
 
 class Amount(msgspec.Struct, frozen=True, kw_only=True):
-    """What is saved, or lost where it is negative.
+    """An amount that is saved. It is lost if it is negative.
 
-    - `tokens`: those that need no prefill
+    - `tokens`: the tokens that need no prefill
+    - `prefill_seconds`: their time; null if the time of a token is not known
     """
 
     tokens: int
@@ -43,11 +45,13 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(CacheUsage, kw_only=True):
-    """The prompts' tokens and their cost under one way to place markers. All but `observed` are
-    computed for a cache that loses nothing before its time.
+    """The prompts' tokens and their cost with one way to place markers.
 
-    - `name`: `observed`, `as_sent` or a placement
-    - `saves`: against `as_sent`
+    `observed` is what happened. Every other outcome is computed for a cache that loses nothing
+    before its time.
+
+    - `name`: `observed`, `as_sent` (the same markers) or a placement
+    - `saves`: what this way saves against `as_sent`
     """
 
     name: str
@@ -60,20 +64,26 @@ class Outcome(CacheUsage, kw_only=True):
 
 
 class Marker(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a marker goes: a block's path, or a place that moves with the conversation."""
+    """A marker that is advised.
+
+    - `place`: a block's path, or a place that moves with the conversation
+    """
 
     place: str
     ttl: Ttl
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One sentence with its number, and the turns that it rests on.
+    """One sentence with its amounts, and the turns that it rests on.
 
-    - `kind`: a fault's, a near-duplicate's, or one of those about markers
-    - `path`: the block
-    - `num_turns`: all turns
-    - `turns`: some of them
-    - `earlier`: the turns that these were compared with
+    - `kind`: the kind of a fault or of a near-duplicate, or a kind about markers
+    - `path`: the block that the finding is about
+    - `text`: what was found
+    - `change`: what to change
+    - `tokens`, `multiples`, `nano`, `prefill_seconds`: what the change would have saved
+    - `num_turns`: how many turns it rests on
+    - `turns`: some of these turns
+    - `earlier`: the turns that `turns` were compared with
     """
 
     kind: (
@@ -94,14 +104,14 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NearDuplicate(Finding, frozen=True, kw_only=True):
-    """Prefixes (tools and system blocks) that would be one after a normalisation. They are of a
-    workspace's turns, of all its keys.
+    """Prefixes (tools and system blocks) that would be one prefix after a normalisation.
 
-    What that would have saved is computed as for markers.
+    They are of one workspace's turns with one model, with all keys of the workspace. What one
+    prefix would have saved is computed as for markers.
 
-    - `kind`, `path`: of their first difference
-    - `is_compared`: stored prompts told what differs; elsewhere digests and times do
-    - `by_key`: what each key's turns would have saved
+    - `kind`, `path`: of the prefixes' first difference
+    - `is_compared`: whether stored prompts told what differs; else digests and times told it
+    - `by_key`: what the turns of each key would have saved
     """
 
     workspace: str
@@ -112,12 +122,12 @@ class NearDuplicate(Finding, frozen=True, kw_only=True):
 
 
 class Prewarm(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether it pays to send the shared prefix ahead (`max_tokens: 0`).
+    """Whether it pays to send the shared prefix ahead, in a request with `max_tokens: 0`.
 
-    - `num_races`: turns that wrote what another turn was still writing
-    - `saves`: what pre-warms before those would have saved beside the best markers, net of their
-      own cost
-    - `markers`: those that it needs; none where the markers that are sent do
+    - `num_races`: the turns that wrote what another turn was still writing
+    - `saves`: what such requests before these turns would have saved, beyond what the best markers
+      save and less their own cost
+    - `markers`: the markers that a pre-warm needs; empty if the sent markers suffice
     """
 
     pays: bool
@@ -128,7 +138,7 @@ class Prewarm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """The key's `auto_cache` that does the same for requests that mark nothing."""
+    """The `auto_cache` of a key that has the effect of the advised markers, without any marker."""
 
     auto_cache: AutoCacheMode
     auto_cache_ttl: Ttl | None
@@ -137,15 +147,20 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 class StreamAdvice(msgspec.Struct, frozen=True, kw_only=True):
     """Advice for the turns of one key with one model.
 
-    The verdict is what saves most. `fix` is to do what `fix` says, `prewarm` to send the prefix
-    ahead, and the others are about markers.
+    The verdict is the step that saves most. `fix` is to make the change that the field `fix` names.
+    `prewarm` is to send the prefix ahead. `mark` and `unmark` change markers. `leave` changes
+    nothing.
 
-    - `shared_end`: where the stable prefix ends, of `shared_tokens` on average
-    - `fix`: the first of the `findings`, or a near-duplicate if `is_near`
-    - `saves`: what the verdict would have saved over these turns, no less than any finding would; 0
-      with `leave`, where no finding saves anything
-    - `next_best`: with `leave`: what the best other markers would have cost more
+    - `shared_end`: the block where the stable prefix ends
+    - `shared_tokens`: the tokens of the stable prefix, on average
+    - `markers`: the markers that are advised
+    - `saves`: what the verdict would have saved over these turns; no finding would have saved more;
+      0 with `leave`
+    - `next_best`: with `leave`, how much more the best other markers would have cost
     - `lost`: what the turns lost against a cache that loses nothing
+    - `policy`: the key's policy that does the same as `markers`; null if no policy does
+    - `turns`: some of these turns
+    - `fix`: the first of the `findings`, or a near-duplicate if `is_near`
     """
 
     workspace: str
@@ -175,7 +190,7 @@ class StreamAdvice(msgspec.Struct, frozen=True, kw_only=True):
 class Block(msgspec.Struct, frozen=True, kw_only=True):
     """One block of a request.
 
-    - `marker`: the TTL of the marker on it
+    - `marker`: the TTL of the marker on the block; null if it has none
     """
 
     path: str
@@ -186,14 +201,14 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 class RequestAdvice(msgspec.Struct, frozen=True, kw_only=True):
     """Advice for one pasted request.
 
-    - `tokens`: estimated from bytes
-    - `blocks`: the first 200
-    - `marked`: the request with the markers in place; null where nothing is to be marked, or where
-      the dialect has no markers and a policy of the key does it
-    - `body`: what was read
-    - `as_messages`: the same as a body of the Messages API; null where it has more than texts and
-      tools
-    - `num_images`: the images in it; only a model listed with `sees` is shown them
+    - `tokens`: the request's tokens, estimated from bytes
+    - `blocks`: the first 200 blocks
+    - `marked`: the request with the markers in place; null if nothing is to be marked, or if the
+      dialect has no markers, where a policy of the key does the same
+    - `body`: the request's body, as it was read from the pasted text
+    - `as_messages`: the same request as a body of the Messages API; null if the request has more
+      than texts and tools
+    - `num_images`: how many images the request has; only a model listed with `sees` is shown them
     """
 
     dialect: str
@@ -207,14 +222,15 @@ class RequestAdvice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdviceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Advice for a range, or for requests.
+    """Advice for the turns of a range, or for requests that were sent to be judged.
 
-    - `text`: what was looked at
-    - `num_without_sketch`: turns of an earlier version, which are left out
-    - `is_cut`: the range has more turns, which are older
+    - `text`: a sentence on what was looked at
+    - `num_without_sketch`: how many turns were left out because an earlier version recorded them
+    - `is_cut`: whether the range has more turns, older than those that were looked at
     - `streams`: the turns by key and model, those with the most tokens first, 50 at most
-    - `requests`: advice for the requests that were sent; two or more are compared as one stream too
-    - `saves`: the sum of the streams'
+    - `requests`: advice for each request that was sent; two or more requests are also compared, as
+      one stream
+    - `saves`: the sum of the `saves` of all streams
     - `near_duplicates`: the dearest first
     """
 
@@ -234,14 +250,14 @@ LineKind = Literal["ttl", "unpaid", "markers", "fault", "prewarm"]
 
 
 class SummaryLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One sentence with its number, and the turns that it rests on.
+    """One sentence with its amount, and the turns that it rests on.
 
     - `page`: the dashboard's page that shows the same
-    - `workspace`, `model`: that page's filters; null filters nothing
-    - `multiples`: what it is worth in input tokens
-    - `nano`: the same in nano-dollars; null where a turn has no price
-    - `num_turns`: all turns
-    - `turns`: some of them
+    - `workspace`, `model`: the filters of that page; null filters nothing
+    - `multiples`: what the change is worth, in input tokens
+    - `nano`: the same in nano-dollars; null if a turn has no price
+    - `num_turns`: how many turns it rests on
+    - `turns`: some of these turns
     """
 
     kind: LineKind
@@ -256,15 +272,16 @@ class SummaryLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdviceSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """The lines that are worth most, six at most.
+    """The changes that are worth most, six at most, one line each.
 
-    They come from the newest 20,000 turns of the seven days before `until_ms`, from the workspaces'
-    sums, and from the 100 most used prefixes. A workspace, or a group of key and model, with fewer
-    than 20 requests gives no line. An answer is reused for ten minutes.
+    The lines come from the newest 20,000 turns of the seven days before `until_ms`, from the
+    workspaces' sums, and from the 100 most used prefixes. A workspace with fewer than 20 requests
+    gives no line, and neither does a group of key and model. An answer is reused for ten minutes.
 
-    - `num_judged`: the turns of groups with enough requests to give a line
-    - `is_cut`: the seven days have more turns
-    - `num_more`: lines that are left out
+    - `num_turns`: how many turns were looked at
+    - `num_judged`: how many of these are in groups with enough requests to give a line
+    - `is_cut`: whether the seven days have more turns
+    - `num_more`: how many lines were left out
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""What is wrong now, as `/readyz`, the admin API, the dashboard and the command line tell it."""
+"""What is wrong now, as `/readyz`, the admin API, the dashboard and the command line say it."""
 
 from datetime import UTC, datetime
 from typing import Literal
@@ -48,13 +48,14 @@ ConditionKind = Literal[
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
     """Something that is wrong now, or was a moment ago.
 
-    - `about`: what it is about, as a sentence begins
-    - `engine`: the engine's name where it is about an engine
-    - `state`: goes on with that sentence
-    - `since_ms`: as this gateway saw it, since its own start at the earliest
-    - `ended_ms`: when it ended; null while it lasts. What happened at once is told for some minutes
-      more
-    - `remedy`: what an operator does; empty for keys of one workspace
+    - `about`: what is wrong, as the subject of a sentence
+    - `engine`: the engine's name, if the condition is about an engine
+    - `state`: the rest of that sentence
+    - `since_ms`: since when this gateway has seen the condition; never before the gateway's start
+    - `cause`: why it is so
+    - `remedy`: what an operator can do; empty for keys of one workspace
+    - `ended_ms`: when the condition ended; null while it lasts; a condition of one moment is still
+      told for some minutes
     """
 
     kind: ConditionKind
@@ -69,12 +70,12 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def since(self) -> str:
-        """The time of day in UTC, with its date if that is not today's."""
+        """The time of day in UTC, with the date if the day is not today."""
         return _time_of(self.since_ms)
 
     @property
     def sentence(self) -> str:
-        """As a person reads it: engine-0 has not answered since 14:37 UTC: cannot connect."""
+        """One sentence, such as: engine-0 has not answered since 14:37 UTC: cannot connect."""
         if self.ended_ms is None:
             return f"{self.about} {self.state} since {self.since}: {self.cause}"
         ended = _time_of(self.ended_ms)

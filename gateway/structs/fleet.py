@@ -12,7 +12,7 @@ from gateway.structs.usage import PrefixLook, PrefixReport
 class Definition(msgspec.Struct, frozen=True, kw_only=True):
     """What a number means.
 
-    - `formula`: how it is computed from fields of the ledger or of the engines
+    - `formula`: how the number is computed from fields of the ledger or of the engines
     """
 
     title: str
@@ -23,10 +23,10 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
     """An id of `GET /v1/models`.
 
-    - `root`: of an adapter its name, of an alias what it stands for
-    - `parent`: of an adapter its model
-    - `sees`: whether it is shown images; other models get a placeholder, or their request is
-      refused (`HOLDFAST_UNREADABLE`)
+    - `root`: an adapter's name, or the id that an alias stands for
+    - `parent`: an adapter's model
+    - `sees`: whether the model is shown images; any other model gets a placeholder, or its request
+      is refused (`HOLDFAST_UNREADABLE`)
     """
 
     id: str
@@ -38,16 +38,18 @@ class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
 class About(msgspec.Struct, frozen=True, kw_only=True):
     """What this gateway and this key are.
 
-    - `workspace`: the only workspace that this key sees; null is all
-    - `sample`: the ledger holds made-up turns
-    - `may_send`: this key can call the model APIs here
-    - `may_change`: this key can make the changes of the admin API
-    - `first_ms`: the first turn in the ledger that this key may see
-    - `has_placeholder_prices`: money counts the shipped price
-    - `workspaces`, `engines`, `models`: the values of the filters: those that exist, and those of
-      turns of the last 31 days
+    - `now_ms`: the gateway's clock
+    - `workspace`: the only workspace that this key sees; null: it sees all
+    - `sample`: whether the ledger holds made-up turns
+    - `may_send`: whether this key can call the model APIs here
+    - `may_change`: whether this key can make the changes of the admin API
+    - `first_ms`: when the first turn came that is in the ledger and that this key may see
+    - `has_placeholder_prices`: whether money is counted at the shipped price
+    - `workspaces`, `engines`, `models`: the values for filters: the names that exist now, and the
+      names in turns of the last 31 days
     - `served`: the models that engines have now
     - `listed`: the ids of `GET /v1/models`
+    - `definitions`: what each number of the admin API means
     """
 
     now_ms: int
@@ -67,15 +69,18 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
 BreakerState = Literal["closed", "open", "half_open"]
 EngineStatus = Literal["starting", "ready", "unsure", "down", "refused"]
-"""A `refused` engine answers, and gets no turn: its name belongs to another model."""
+"""A `refused` engine answers, but gets no turns, because its model's name belongs to another
+model."""
 
 
 class OwnedId(msgspec.Struct, frozen=True, kw_only=True):
-    """The id of a model or an adapter, or `*` for the ids that name no model. The model that served
-    it first owns it, or the one that an operator gave it to.
+    """The id of a model or of an adapter, or `*`, which stands for the ids that name no model.
 
-    - `engine_model`: the name that the model's engine gave it
-    - `identity`: all that engines said of the model; of an adapter only its `weights`
+    The model that first served an id owns it, unless an operator gave the id to another model.
+
+    - `engine_model`: the name that the engine gave the owner
+    - `identity`: all that engines said of the owner; for an adapter, only its `weights`
+    - `since`: since when this model owns the id
     """
 
     id: str
@@ -87,10 +92,12 @@ class OwnedId(msgspec.Struct, frozen=True, kw_only=True):
 class RoutingReport(msgspec.Struct, frozen=True, kw_only=True):
     """What this gateway knows of an engine for routing.
 
-    - `names`: prefixes that the engine holds by its events
-    - `is_stale`: the engine was silent for so long that these no longer count
-    - `waiting_tokens`: of turns without an answer yet
-    - `recent_tokens`: they fade
+    - `is_stale`: the engine was silent for so long that its `names` no longer count
+    - `names`: how many prefixes the engine holds, by its events
+    - `forgotten_names`: how many prefixes this gateway has dropped because it knew too many
+    - `running`: the turns that this gateway has at the engine
+    - `waiting_tokens`: the tokens of turns without an answer yet
+    - `recent_tokens`: the tokens of recent turns, which count less with time
     """
 
     is_stale: bool
@@ -104,9 +111,10 @@ class RoutingReport(msgspec.Struct, frozen=True, kw_only=True):
 class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     """One engine.
 
-    - `ids`: those of `/v1/models` that it answers
-    - `notes`: what of it is not used, and why
-    - `description`: of its model, as it last described itself
+    - `detail`: what the engine last said about its readiness
+    - `ids`: the ids of `/v1/models` for which the engine answers
+    - `notes`: which parts of the engine are not used, and why
+    - `description`: how the engine last described itself
     """
 
     name: str
@@ -124,17 +132,22 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Removed(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine gets no more turns. It keeps its last counts, unacknowledged."""
+    """The engine is out of the fleet, and gets no more turns.
+
+    The engine keeps its last counts, which no gateway has acknowledged.
+    """
 
     name: str
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose blocks of the device these are.
+    """Blocks of the device, and whose they are.
 
-    - `workspace`: null: a scope of no workspace known here
-    - `key_id`: of the newest request that wrote this prefix; null where no request of the ledger
-      ended with just this one, and for content without an entry
+    - `workspace`: null if no workspace that is known here has their scope
+    - `key_id`: the key of the newest request that wrote exactly this prefix; null if no request of
+      the ledger ended with it, and for content without an entry
+    - `key`: the name of that key
+    - `look`: what the last request of the prefix tells about it
     """
 
     workspace: str | None
@@ -147,9 +160,10 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 class EngineMemory(msgspec.Struct, frozen=True, kw_only=True):
     """The memory of one engine.
 
+    - `kv_bytes_per_token`: what a token's keys and values take; 0 if the engine does not say
     - `state_blocks`: the blocks of one recurrent state; 0 for a model without linear layers
-    - `stats`, `memory`: null where the engine does not answer
-    - `held`: the holdings of `memory`, with names
+    - `stats`, `memory`: null if the engine does not answer
+    - `held`: the holdings of `memory`, with the names of those that have them
     """
 
     name: str
@@ -164,7 +178,11 @@ class EngineMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokens that turns missed because their engine had restarted."""
+    """What turns missed because their engine had restarted.
+
+    - `requests`: how many turns missed
+    - `written_tokens`: the tokens that these turns wrote again
+    """
 
     requests: int
     written_tokens: int
@@ -173,9 +191,10 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True):
 class Epoch(msgspec.Struct, frozen=True, kw_only=True):
     """One restart of an engine.
 
-    - `last_ms`: the last turn of the old process
-    - `first_ms`: the first turn of the new one
-    - `lost`: up to the next restart
+    - `epoch`: the epoch of the new process
+    - `last_ms`: when the last turn of the old process began
+    - `first_ms`: when the first turn of the new process began
+    - `lost`: what turns missed, up to the next restart
     """
 
     engine: str
@@ -186,13 +205,16 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attribution(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of the prompts of `turns` sampled turns. Reuse that was not foreseen counts as
-    available, captured and delivered.
+    """How much of the prompts was held, and how much of that was reused.
 
-    - `engine`: null is all engines
-    - `available_tokens`: held by some engine
-    - `captured_tokens`: held by the chosen engine
-    - `delivered_tokens`: reused
+    Reuse that the gateway did not foresee counts as available, captured and delivered.
+
+    - `engine`: null: all engines together
+    - `turns`: how many turns of the sample these are
+    - `prompt_tokens`: all tokens of their prompts
+    - `available_tokens`: the tokens that some engine held
+    - `captured_tokens`: the tokens that the chosen engine held
+    - `delivered_tokens`: the tokens that were reused
     """
 
     engine: str | None
@@ -206,10 +228,11 @@ class Attribution(msgspec.Struct, frozen=True, kw_only=True):
 class FleetHistory(msgspec.Struct, frozen=True, kw_only=True):
     """The engines in a range.
 
-    - `num_turns`: all turns of the range
-    - `is_whole`: `attribution` is of all its answered turns; else of a sample that the turns' ids
-      decide
-    - `restarts`: those between turns of the range
+    - `num_turns`: how many turns the range has
+    - `is_whole`: whether `attribution` is of all answered turns; else it is of a sample, which the
+      turns' ids decide
+    - `restarts`: the restarts between turns of the range
+    - `attribution`: of all engines together, and then of each engine
     """
 
     since_ms: int
@@ -223,9 +246,10 @@ class FleetHistory(msgspec.Struct, frozen=True, kw_only=True):
 class LoadPoint(msgspec.Struct, frozen=True, kw_only=True):
     """One interval of `width_ms` from `start_ms` on, as this gateway saw it.
 
-    - `in_use`, `leased`: shares of the pools' blocks on average; null where no engine answered
+    - `in_use`, `leased`: the share of the pools' blocks, 0 to 1, on average; null if no engine
+      answered
     - `running`, `waiting`: the most requests at engines in any minute
-    - `queued`: the most turns that waited at this gateway
+    - `queued`: the most turns that waited at this gateway in any minute
     """
 
     start_ms: int
@@ -238,13 +262,13 @@ class LoadPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LiveEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One live entry of one engine. `entry.state` says whether it is leased.
+    """One live entry of one engine. `entry.state` says whether a lease holds it.
 
-    - `workspace`: null: a scope of no workspace known here
-    - `model`: the engine's
-    - `prefix`: what the ledger knows of this prefix over its whole life, on all engines and of all
-      models; null where it came only once, or the engine does not know its name
-    - `cached_content`: the name of the cached content (Google's dialect) that it is held for
+    - `workspace`: null if no workspace that is known here has the entry's scope
+    - `model`: the engine's model
+    - `prefix`: what the ledger knows of the entry's prefix over its whole life, on all engines and
+      with all models; null if the prefix came only once, or if the engine does not know its name
+    - `cached_content`: the name of the cached content (Google's dialect) that holds the entry
     """
 
     engine: str
@@ -256,8 +280,8 @@ class LiveEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_own_end(self) -> bool:
-        """Whether it ends at a time that a client chose. Else its TTL class says how long it lives
-        after its last use."""
+        """Whether a client chose the time at which the entry ends. Any other entry lives on after
+        its last use for as long as its TTL class says."""
         return self.entry.has_own_lifetime or self.cached_content is not None
 
 
@@ -274,21 +298,22 @@ ENDED_EARLY = {
 
 
 class LeasesKept(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of leases in a range, of all workspaces, by the ledger. Ranges are widened to
-    whole minutes, and to hours or days where turns are deleted.
+    """What became of the leases of all workspaces in a range, by the ledger.
 
-    - `expired`: lived to their end
-    - `released`: ended before, because their own workspace let go of them. No promise was broken,
-    so
-      they count in no share
-    - `lost`: ended before, by why: `sacrificed` for running requests; `yielded` to another
-      workspace; `dropped` by an operator; `damaged` in the store; with the process in a `restart`;
-      from the store that should have brought them back (`store_lost`); with an engine that is in
-      the fleet no more (`engine_lost`). A lease that ended with its process ended when the engine
-      was last heard
-    - `not_known`: granted by engines that have not answered since, or whose end no gateway saw
-    - `not_known_since_ms`: the earliest moment of these
-    - `held`: live now
+    The range is widened to whole minutes, and to whole hours or days if turns of it are deleted.
+
+    - `expired`: how many leases lived to their end
+    - `released`: how many ended early because their own workspace let go of them; they broke no
+      promise, so no share counts them
+    - `lost`: how many other leases ended early, by the reason: `sacrificed` for running requests,
+      `yielded` to another workspace, `dropped` by an operator, `damaged` in the store, `restart`
+      (they ended with the engine's process), `store_lost` (the store should have brought them back)
+      or `engine_lost` (their engine is no longer in the fleet); a lease that ended with a process
+      counts as ended when the engine was last heard
+    - `not_known`: how many leases have an unknown fate, because their engine has not answered since
+      or because no gateway saw their end
+    - `not_known_since_ms`: since when the fate of the first of these is unknown
+    - `held`: how many leases live now
     """
 
     since_ms: int
@@ -306,17 +331,17 @@ class LeasesKept(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float | None:
-        """Of those that ended, how many lived to their end. What is not known counts as ended and
-        not as kept: the share is then the least that it can be. None where nothing ended."""
+        """The share of ended leases that lived to their end; None if no lease ended. A lease with
+        an unknown fate counts as ended early, so the share is the least that it can be."""
         return self.expired / (self.num_ended + self.not_known) if self.num_ended else None
 
 
 class PendingPurge(msgspec.Struct, frozen=True, kw_only=True):
     """A purge that an engine still has to do, because it was away when an operator asked for it.
 
-    - `scope`: whose content is to go (hexadecimal); null: everybody's
-    - `workspace`: the one that has the scope; null where everybody's content is to go
-    - `asked_ms`: when an operator asked for it, in milliseconds since 1970
+    - `scope`: the scope whose content is to go (hexadecimal); null: everybody's content
+    - `workspace`: the workspace that has the scope; null if everybody's content is to go
+    - `asked_ms`: when an operator asked for the purge, in milliseconds since 1970
     """
 
     engine: str
@@ -326,11 +351,12 @@ class PendingPurge(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EnginePurge(msgspec.Struct, frozen=True, kw_only=True):
-    """What one engine let go of.
+    """What one engine let go of in a purge.
 
-    - `purged`: false: the engine did not do it, and `detail` says why
-    - `pending`: the engine does it when it is back, before it gets turns
-    - `busy_blocks`: used by running requests: purge again when they have ended
+    - `purged`: whether the engine did the purge; if not, `detail` says why
+    - `pending`: the engine will do the purge when it is back, before it gets turns
+    - `entries`, `device_blocks`, `host_blocks`, `files`: how many the engine let go of
+    - `busy_blocks`: how many blocks running requests still use; purge again when these have ended
     - `unpurged`: what the engine can't remove, in words
     """
 
@@ -348,9 +374,14 @@ class EnginePurge(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PurgeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What is gone, by kind, and in `left` what is not, in words. `database` counts rows of what
-    was kept of the workspace's texts; `journal_contents` those that waited for the database in the
-    journal of the gateway that was asked."""
+    """What a purge removed, and what it did not.
+
+    - `workspace`, `model`: whose content was purged; one of them is null
+    - `database`: how many rows of the workspace's texts were deleted, by their kind
+    - `journal_contents`: how many texts were deleted that waited for the database in the journal of
+      this gateway
+    - `left`: what is not gone, in words
+    """
 
     workspace: str | None
     model: str | None
@@ -369,21 +400,24 @@ class Dropped(msgspec.Struct, frozen=True, kw_only=True):
     entry: str
 
 
-# `inference` calls the model APIs, `read_only` reads its own workspace in the admin API,
-# `read_only_admin` reads all workspaces there, `admin` does everything, in other workspaces too. An
-# `inference` key may read what a `read_only` one may.
+# An `inference` key calls the model APIs, and may read what a `read_only` key may. In the admin API
+# a `read_only` key reads its own workspace, and a `read_only_admin` key reads all workspaces. An
+# `admin` key does everything, in all workspaces.
 KeyScope = Literal["inference", "read_only", "read_only_admin", "admin"]
 AutoCacheMode = Literal["off", "prefix", "conversation"]
 AutoCacheTtl = Literal["5m", "1h"]
 
 
 class Workspace(msgspec.Struct, frozen=True, kw_only=True):
-    """A null limit is no limit. Money is in nano-dollars, months are in UTC.
+    """A workspace and its limits. A limit that is null is no limit.
 
-    - `auto_cache`: what is leased of requests without markers; null is the installation's setting,
-      which leases none
-    - `keep_days`: for so many days prompts and answers are stored, encrypted; null stores none
-    - `may_approximate`: its requests may ask that only a part of a prefix is kept
+    - `monthly_spend_nano`: in nano-dollars, for each calendar month in UTC
+    - `lease_share`: the share of an engine's lease budget that the workspace may claim from others,
+      0 to 1
+    - `auto_cache`: which parts of requests without markers are leased; null: the installation's
+      setting holds, which leases none
+    - `keep_days`: for how many days prompts and answers are stored, encrypted; null: none is stored
+    - `may_approximate`: whether its requests may ask that only a part of a prefix is kept
     """
 
     id: str
@@ -404,10 +438,10 @@ class Workspace(msgspec.Struct, frozen=True, kw_only=True):
 class WorkspaceReport(msgspec.Struct, frozen=True, kw_only=True):
     """A workspace and its spending.
 
-    - `spent_nano`: what this month's turns in the ledger cost; turns without a price cost nothing
-      here
-    - `effective_within_seconds`: a change counts on this gateway at once, and on every other one
-      within this time
+    - `month`: when the month began, in UTC
+    - `spent_nano`: what this month's turns in the ledger cost; a turn without a price counts as 0
+    - `effective_within_seconds`: the time within which a change counts on every other gateway; on
+      this gateway it counts at once
     """
 
     workspace: Workspace
@@ -419,9 +453,9 @@ class WorkspaceReport(msgspec.Struct, frozen=True, kw_only=True):
 class Key(msgspec.Struct, frozen=True, kw_only=True):
     """An API key.
 
-    - `last_used_at`: to about a minute
-    - `replaces`: the id of the key before it in a rotation
-    - `auto_cache`: null is the workspace's
+    - `last_used_at`: when the key was last used, to about a minute
+    - `replaces`: the id of the key that this key replaced in a rotation
+    - `auto_cache`: null: the workspace's holds
     """
 
     id: str
@@ -438,13 +472,15 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyInfo(Key, frozen=True, kw_only=True):
+    """An API key, and whether it works now."""
+
     is_active: bool
 
 
 class MadeKey(msgspec.Struct, frozen=True, kw_only=True):
     """A new key.
 
-    - `key`: shown this once
+    - `key`: the key itself, which is shown only this once
     """
 
     key: str
@@ -452,8 +488,11 @@ class MadeKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Revoked(msgspec.Struct, frozen=True, kw_only=True):
-    """This gateway refuses the key at once, others within `effective_within_seconds`. A gateway
-    that does not reach its database may take it for an hour."""
+    """A key that was revoked.
+
+    This gateway refuses the key at once, and every other gateway within `effective_within_seconds`.
+    A gateway that can't reach its database may accept the key for another hour.
+    """
 
     info: KeyInfo
     effective_within_seconds: int

@@ -1,7 +1,7 @@
-"""Why markers are not read: every word of it, and what of a prompt changed.
+"""The words for why a marker was not read, and for what changed in a prompt.
 
-The engine has words of its own (`engine.protocol.MissReason`). The gateway knows more, and adds
-some.
+The engine has its own words (`engine.protocol.MissReason`). The gateway knows more than the engine,
+so it adds some.
 """
 
 from typing import Literal
@@ -12,11 +12,11 @@ Section = Literal["tools", "system", "messages"]
 """A part of a prompt."""
 
 Change = Literal["model_changed", "tools_changed", "system_changed", "messages_changed"]
-"""What differs from an earlier prompt, so that a marker behind it is not read."""
+"""A difference from an earlier prompt. A marker behind such a place is not read."""
 
 DivergenceKind = Literal[Change, "unavailable"]
-"""The first difference of two prompts. `unavailable`: where they differ is not known, or how they
-are asked for differs. No marker is unread for that."""
+"""The first difference of two prompts. `unavailable`: the place is not known, or only the way of
+asking differs. `unavailable` is never the reason of a marker that was not read."""
 
 SECTION_OF: dict[DivergenceKind, Section | None] = {
     "model_changed": None,
@@ -25,14 +25,15 @@ SECTION_OF: dict[DivergenceKind, Section | None] = {
     "messages_changed": "messages",
     "unavailable": None,
 }
-"""The section in which a difference of this kind stands; None where it stands in none."""
+"""The section in which a difference of this kind stands; None: it stands in no section."""
 
 HolderReason = Literal["engine_restart", "routed_elsewhere", "ttl_expired", "model_changed"]
-"""What became of the engine, or of the model, that had a prefix last."""
+"""What became of the engine or the model that last had a prefix."""
 
 GatewayMissReason = Literal[MissReason, HolderReason, Change]
-"""Every reason that answers and the ledger have for a marker that was not read, and so for a
-request. `gateway/README.md` tells each, and `dashboard/ui/reasons.toml` has its words for people.
-What is read back (the journal, rows, the admin API's answers) is typed `str`: it may be of another
-version.
+"""Every reason for which a marker was not read, in answers and in the ledger.
+
+A request's reason is one of these too. `gateway/README.md` explains each reason, and
+`dashboard/ui/reasons.toml` has its words for people. Records, rows and answers of the admin API may
+be of another version. So a reason that is read from them has the type `str`.
 """

@@ -1,8 +1,10 @@
 """Usage, savings, latency, prefixes and turns, as the admin API answers with them.
 
-Tokens are counts, money is nano-dollars, times are milliseconds since 1970 or seconds.
+Money is in nano-dollars. A moment is in milliseconds since 1970, and a duration is in seconds,
+unless the field's name ends in another unit.
 
-OpenAPI shows the docstrings of these structs, so they tell the fields, a line each.
+OpenAPI shows the docstrings of these structs. So each docstring describes the struct's fields, one
+line a field.
 """
 
 from typing import Any
@@ -13,8 +15,8 @@ from engine.protocol import CacheUsage, InputUsage
 from gateway.structs.misses import DivergenceKind, Section
 
 NOT_DELIVERED = "not delivered"
-"""The `price` of a turn whose answer the client did not get. It costs nothing. Its tokens and times
-are the engine's work, which sums by price tell apart."""
+"""The `price` of a turn whose answer the client did not get. Such a turn costs nothing. Its tokens
+and times count, because the engine did the work. Sums by price keep these turns apart."""
 
 
 def is_error(outcome: str) -> bool:
@@ -22,24 +24,26 @@ def is_error(outcome: str) -> bool:
     return outcome.endswith("error")
 
 
-# What a new measure of these sums must touch:
+# A new measure of these sums changes these places:
 # - its expression over turns, in `ledger/rollups.py` (`measures`);
-# - its column in `ledger/schema.py` (`TurnRollupRow`), and REVISION there, with a revision in
-#   `migrations/versions` that fills the sums of before from their turns;
+# - its column in `ledger/schema.py` (`TurnRollupRow`), and REVISION there;
+# - a revision in `migrations/versions`, which adds the column and fills it from the stored turns;
 # - its field here;
 # - its reference in `tests/gateway/ledger/test_sums.py`;
 # - where it has a tile: its line in `admin/meanings.toml`, the tile in `dashboard/views`, and the
 #   tile's row in `tests/dashboard/test_figures_add_up.py`.
-# A measure over a new fact of turns needs that too: a field of `TurnRecord`, and of `TurnRow`.
-# Drains, rebuilds, reads, exports and the API follow these. A Prometheus counter of turns is apart
-# from these: it counts in `Metrics.count_turn`.
+# A measure over a new fact of turns also needs a field for that fact in `TurnRecord` and `TurnRow`.
+# Drains, rebuilds, reads, exports and the API follow from these places. A Prometheus counter of
+# turns is another thing: `Metrics.count_turn` counts it.
 class Totals(InputUsage, kw_only=True):
     """Sums over turns.
 
-    - `automatic_input_tokens`: those of `input_tokens` that were reused from memory
-    - `unpriced`: turns without a price; their cost is in no sum of money
-    - `cost_without_cache_nano`: the cost of the same tokens without a cache
-    - `prefill_tokens`: computed in `prefill_us` microseconds, by turns whose prefill was timed
+    - `errors`: turns whose outcome is an error
+    - `unpriced`: turns without a price; no sum of money has their cost
+    - `automatic_input_tokens`: the part of `input_tokens` that was reused from memory
+    - `cost_without_cache_nano`: what the same tokens would have cost without a cache
+    - `prefill_tokens`: the tokens that turns with a timed prefill computed
+    - `prefill_us`: how long these turns' prefills took, in microseconds
     """
 
     requests: int = 0
@@ -56,7 +60,7 @@ class Totals(InputUsage, kw_only=True):
 
     @property
     def is_priced(self) -> bool:
-        """Whether any turn has a price: without one, money is unknown and not 0."""
+        """Whether any turn has a price. If none has, money is unknown, which is not 0."""
         return self.requests > self.unpriced
 
     @property
@@ -66,14 +70,14 @@ class Totals(InputUsage, kw_only=True):
 
     @property
     def saved_nano(self) -> int:
-        """The cost of the same tokens without a cache, less their cost."""
+        """What the cache saved: the cost without a cache, less the cost."""
         return self.cost_without_cache_nano - self.cost_nano
 
 
 class Bucket(msgspec.Struct, frozen=True, kw_only=True):
-    """One interval.
+    """The sums of one interval.
 
-    - `is_partial`: the range has only a part of it
+    - `is_partial`: the range cuts the interval, so these are sums of a part of it
     """
 
     start_ms: int
@@ -83,7 +87,12 @@ class Bucket(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HitRates(msgspec.Struct, frozen=True, kw_only=True):
-    """Null where there is nothing to divide by."""
+    """Shares from 0 to 1. A share is null if there is nothing to divide by.
+
+    - `token_hit_rate`: tokens that were read, of all prompt tokens
+    - `cacheable_hit_rate`: tokens that were read, of those that were read or written
+    - `request_hit_rate`: requests with a read, of all requests
+    """
 
     token_hit_rate: float | None
     cacheable_hit_rate: float | None
@@ -91,12 +100,17 @@ class HitRates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """A range, the period of the same length before it, and its intervals.
+    """The sums of a range, of its intervals, and of the period before it, which is as long.
 
-    - `miss_reasons`: of requests without a read
-    - `part_reasons`: of requests that read less than what they marked
-    - `mixed_reasons`: of both together, where turns were deleted whose sums did not tell them apart
-    - `mark_reasons`: of markers that were not read; engines must report each marker
+    - `totals`, `rates`, `saved_nano`: of the range
+    - `before`, `rates_before`, `saved_nano_before`: of the period before it
+    - `miss_reasons`: why requests read nothing, with the number of requests
+    - `part_reasons`: why requests read less than what they marked, with the number of requests
+    - `mixed_reasons`: both together; sums of earlier versions did not keep the two apart, and their
+      turns are deleted
+    - `mark_reasons`: why markers were not read in full, with the number of markers; turns count
+      here only if their engine reported each marker
+    - `outcomes`: how turns ended, with the number of turns
     """
 
     since_ms: int
@@ -117,7 +131,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """The sums of turns with these values. A dimension that was not asked for is None."""
+    """The sums of the turns with these values. A dimension that nobody asked for is null."""
 
     workspace: str | None
     key: str | None
@@ -129,11 +143,13 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
-    """counterfactual + write premium − read discount = actual, in nano-dollars of own prices, over
-    the turns whose price is still in the file.
+    """From the cost without a cache to the actual cost, at the gateway's own prices.
 
-    - `undelivered`: requests whose client got an error in place of an answer: they cost nothing
-    - `unexplained`: requests whose price is no longer in the file
+    counterfactual + write premium − read discount = actual. These are sums over the delivered turns
+    whose price is still in the price file.
+
+    - `undelivered`: requests whose client got an error in place of an answer; they cost nothing
+    - `unexplained`: requests without a price, or whose price is no longer in the file
     """
 
     counterfactual_nano: int
@@ -146,7 +162,12 @@ class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostedCost(msgspec.Struct, frozen=True, kw_only=True):
-    """The cost of the same tokens at a published price. It is not the cost here."""
+    """What the same tokens would cost at a published price. Nobody pays this cost here.
+
+    - `price`: the price's id
+    - `source`, `as_of`: where the price was published, and the day of the price list
+    - `nano_without_cache`: the cost there without caching
+    """
 
     model: str
     price: str
@@ -157,12 +178,14 @@ class HostedCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Avoided(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefill that reads avoided, on one engine for one model.
+    """The prefill that reads avoided, on one engine for one model.
 
-    - `prefill_tokens`: tokens that were read
-    - `seconds_per_token`: the marginal time of a token, by a fit over all steps that the engine has
-      reported; this and the times are null where these were too few
-    - `gpu_hours`: the engine counts as one GPU; null where it does not say that it computes on one
+    - `prefill_tokens`: the tokens that were read
+    - `seconds_per_token`: the marginal time of a token, fitted over all steps that the engine has
+      reported; null if the steps were too few
+    - `prefill_seconds`: the time of these tokens; null if `seconds_per_token` is
+    - `gpu_hours`: the same time in hours, where the engine counts as one GPU; null also if the
+      engine does not say that it computes on a GPU
     """
 
     engine: str | None
@@ -177,11 +200,13 @@ class Savings(msgspec.Struct, frozen=True, kw_only=True):
     """What caching saved.
 
     - `own`: what this traffic cost and saved here
-    - `hosted`: what it would have cost there
-    - `prefill_seconds_avoided`: of the engines whose time of a token is known; null where there is
-      none
-    - `gpu_hours_avoided`: of those among them that compute on a GPU; null where there is none
-    - `unmeasured_tokens`: read on engines whose time of a token is not known
+    - `hosted`: what this traffic would have cost at published prices
+    - `prefill_tokens_avoided`: the tokens that were read, on all engines
+    - `prefill_seconds_avoided`: their time on the engines whose time of a token is known; null if
+      it is known of none
+    - `gpu_hours_avoided`: the part of that time on GPUs, in hours; null if no such engine says that
+      it computes on a GPU
+    - `unmeasured_tokens`: the tokens read on engines whose time of a token is not known
     """
 
     since_ms: int
@@ -196,13 +221,15 @@ class Savings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrefixLook(msgspec.Struct, frozen=True, kw_only=True):
-    """A prefix by its last request.
+    """What the last request of a prefix tells about the prefix.
 
-    - `tokens`: the marked tokens of that request
-    - `ttl`: what its marker asked for
-    - `name`: what the client called the request in its metadata; no digest, as an entry's is
-    - `num_tools`, `num_system`, `num_messages`: the blocks up to the prefix's end; null where the
-      request's fingerprint does not have that place
+    - `last_turn`, `last_ms`: the request's id, and when it came
+    - `tokens`: the marked tokens of the request
+    - `ttl`: the TTL of the request's marker
+    - `name`: the name that the client gave the request in its metadata; an entry's name is another
+      thing: a digest
+    - `num_tools`, `num_system`, `num_messages`: how many blocks of each section the prefix has;
+      null if the request's fingerprint does not tell
     - `content`: what became of the request's prompt and answer (`KEPT_CONTENTS`)
     """
 
@@ -220,25 +247,26 @@ class PrefixLook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 JUDGED_TTLS = ("5m", "1h")
-"""Those of the hosted Messages API. Only their gaps are counted by prefix: a further one needs a
-column of gaps (`PrefixRow`), its count (`rollups.gap_changes`) and its cost (`PrefixReport`)."""
+"""The TTLs of the hosted Messages API. For each of them the ledger counts the gaps between a
+prefix's requests. Another TTL needs a column of gaps (`PrefixRow`), its count
+(`rollups.gap_changes`) and its cost (`PrefixReport`)."""
 
 
 class PrefixReport(CacheUsage, kw_only=True):
-    """One prefix over its whole life in the ledger, of all models.
+    """One prefix over its whole life in the ledger, with the requests of all models.
 
-    - `model`, `ttl`: those of its last request, where that is still there
-    - `models`: its one model, or two of several. Of several no TTL is judged: each model holds the
-      prefix for itself, and the gaps are those between requests of all
-    - `saved_nano`: net of the write premium; null if a turn had no price
+    - `model`, `ttl`: those of the prefix's last request, if the ledger still has that request
+    - `models`: the prefix's one model, or two of its several models; no TTL is judged of several
+      models, because each holds the prefix for itself and the gaps are between requests of all
+    - `saved_nano`: what reads saved, less the write premium; null if a turn had no price
     - `is_paid_back`: whether `saved_nano` is positive
-    - `gaps_5m`, `gaps_1h`: turns that came at most 5 minutes after the one before, and later but
-      within an hour
-    - `nano_with_5m`, `nano_with_1h`: the costs of its marked tokens with each TTL, given those gaps
-    - `better_ttl`: the cheaper one; null where the prefix's own TTL can't be judged by the gaps
-    - `better_ttl_saves_nano`: what the better TTL would have saved; 0 where the prefix has it
+    - `gaps_5m`: the turns that came at most 5 minutes after the turn before them
+    - `gaps_1h`: the turns that came later than that, but within an hour
+    - `nano_with_5m`, `nano_with_1h`: what its marked tokens cost with each TTL, given these gaps
+    - `better_ttl`: the cheaper TTL; null if the gaps can't judge the prefix's own TTL
+    - `better_ttl_saves_nano`: what the better TTL would have saved; 0 if the prefix has that TTL
     - `reads_to_pay_back`: the fewest reads whose discount exceeds the premium of one write
-    - `look`: null where its turns are deleted
+    - `look`: null if the prefix's turns are deleted
     """
 
     workspace: str
@@ -265,9 +293,9 @@ class PrefixReport(CacheUsage, kw_only=True):
 class TurnMark(msgspec.Struct, frozen=True, kw_only=True):
     """One marker of a turn.
 
-    - `block`: of the section, counted from 0
-    - `tokens`: of the prompt up to the marker; null without a boundary
-    - `missed`: why they were not read in full; null where they were
+    - `block`: the marked block's number in its section, from 0
+    - `tokens`: the prompt's tokens up to the marker; null if no token boundary is there
+    - `missed`: why these tokens were not read in full; null if they were
     """
 
     section: Section
@@ -280,12 +308,15 @@ class TurnMark(msgspec.Struct, frozen=True, kw_only=True):
 class Turn(InputUsage, kw_only=True):
     """One turn.
 
-    - `miss_reason`: that of the last marker; null where it was read, or where the prompt merely
+    - `miss_reason`: why the last marker was not read; null if it was read, or if the prompt only
       grew
-    - `price`: the price sheet's id; `not delivered` where the client got an error in place of an
+    - `num_removed`: how many known client nonces were kept out of the prompt
+    - `price`: the price sheet's id; `not delivered` if the client got an error in place of an
       answer
-    - `saved_nano`: null where the model has no price
-    - `marks`: null in turns of earlier versions, and where the engine did not report each marker
+    - `available_tokens`: the prompt's tokens that some engine held
+    - `captured_tokens`: the prompt's tokens that the chosen engine held
+    - `saved_nano`: null if the model has no price
+    - `marks`: null in turns of earlier versions, and if the engine did not report each marker
     """
 
     id: str
@@ -325,7 +356,7 @@ class Turn(InputUsage, kw_only=True):
 
     @property
     def automatic_input_tokens(self) -> int:
-        """The input tokens that were reused from memory all the same."""
+        """The input tokens that were reused from memory without a promise."""
         return min(max(self.automatic_tokens - self.written_tokens, 0), self.input_tokens)
 
     @property
@@ -339,22 +370,23 @@ NO_ROOM = "no_room"
 UNFINISHED = "unfinished"
 NOT_BEGUN = "not_begun"
 KEPT_CONTENTS = {
-    KEPT: "They were kept, and are on their way to the database or deleted.",
+    KEPT: "They were kept. They are on their way to the database, or are already deleted.",
     TOO_LARGE: "They were not kept: together they were too long.",
     NO_ROOM: "They were not kept: too much waited for the database.",
-    UNFINISHED: "The turn was cut off: what it had is deleted, or was lost with its gateway.",
+    UNFINISHED: "The turn was cut off. What it had was deleted, or was lost with its gateway.",
     NOT_BEGUN: "They were not kept: the answer never began.",
 }
-"""What becomes of a turn's prompt and answer where its workspace keeps them, and what is said of it
-where there are none."""
+"""What can become of a turn's prompt and answer if its workspace keeps contents. A page says the
+sentence where it has no prompt and answer to show."""
 
 
 class AnswerPart(msgspec.Struct, kw_only=True):
-    """A part of one choice.
+    """A part of one choice of an answer.
 
+    - `choice`: the choice's number, from 0
     - `kind`: a text, a thought or a call
-    - `text`: of a call its input
-    - `name`: of a call its tool
+    - `text`: the text; for a call, its input
+    - `name`: for a call, the tool's name; else null
     """
 
     choice: int
@@ -366,7 +398,7 @@ class AnswerPart(msgspec.Struct, kw_only=True):
 class KeptContent(msgspec.Struct, frozen=True, kw_only=True):
     """The stored prompt and answer of a turn.
 
-    - `prompt`: what the engine got, in no dialect: tools, system blocks and messages
+    - `prompt`: what the engine got: tools, system blocks and messages, in the form of no dialect
     """
 
     prompt: Any
@@ -376,7 +408,8 @@ class KeptContent(msgspec.Struct, frozen=True, kw_only=True):
 class TurnContent(KeptContent, frozen=True, kw_only=True):
     """The stored prompt and answer of a turn.
 
-    - `until_ms`: when they are deleted; earlier where the workspace then stores them for fewer days
+    - `until_ms`: when they are deleted; they are deleted earlier if the workspace is later set to
+      store contents for fewer days
     """
 
     turn: str
@@ -384,8 +417,11 @@ class TurnContent(KeptContent, frozen=True, kw_only=True):
 
 
 class TurnBeginning(msgspec.Struct, frozen=True, kw_only=True):
-    """The first words of a kept prompt, 80 characters at most: those of its first system block, or
-    else of its first text. White space is one space."""
+    """The first words of a kept prompt, 80 characters at most.
+
+    - `text`: the beginning of the first system block, or of the first text if there is no system
+      block; each stretch of white space is one space
+    """
 
     turn: str
     text: str
@@ -394,9 +430,9 @@ class TurnBeginning(msgspec.Struct, frozen=True, kw_only=True):
 class TurnPage(msgspec.Struct, frozen=True, kw_only=True):
     """One page of turns.
 
-    - `next`: the cursor of the following page; null on the last page
-    - `num_searched`: the page ends behind so many turns, because its filters must look at each;
-      there may be more
+    - `next`: the cursor of the next page; null on the last page
+    - `num_searched`: how many turns the search looked at before it stopped, with more turns
+      perhaps behind them; null if the search did not stop
     """
 
     turns: list[Turn]
@@ -407,8 +443,8 @@ class TurnPage(msgspec.Struct, frozen=True, kw_only=True):
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     """One error answer.
 
-    - `workspace`, `key`: null where the request had no valid key
-    - `limit`: the workspace's limit that refused it
+    - `workspace`, `key`: null if the request had no valid key
+    - `limit`: the limit of the workspace that refused the request; null if none did
     """
 
     at_ms: int
@@ -424,11 +460,12 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RefusalCount(msgspec.Struct, frozen=True, kw_only=True):
-    """The requests of one key that were refused for one reason in one minute, before they were
-    turns.
+    """How many requests of one key were refused for one reason in one minute.
+
+    They were refused before they were turns.
 
     - `minute_ms`: when the minute began
-    - `workspace`, `key`: null where they had no valid key
+    - `workspace`, `key`: null if the requests had no valid key
     """
 
     minute_ms: int
@@ -441,8 +478,8 @@ class RefusalCount(msgspec.Struct, frozen=True, kw_only=True):
 class RefusalCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Refused requests.
 
-    - `requests`: how many there were
-    - `counts`: the newest of them
+    - `requests`: how many requests were refused in all
+    - `counts`: the newest refusals, by minute, key and reason
     """
 
     requests: int
@@ -450,7 +487,10 @@ class RefusalCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limited(msgspec.Struct, frozen=True, kw_only=True):
-    """The requests of one key that one limit of its workspace refused."""
+    """How many requests of one key one limit of its workspace refused.
+
+    - `last_ms`: when the limit last refused one
+    """
 
     workspace: str
     key: str
@@ -462,25 +502,31 @@ class Limited(msgspec.Struct, frozen=True, kw_only=True):
 class TurnDivergence(msgspec.Struct, frozen=True, kw_only=True):
     """Where a turn's prompt first differs from an earlier one's.
 
-    Without `from` the earlier turn is one of the workspace's 200 turns before: the one that shares
-    the longest prefix, or else the latest with as many tools and system blocks of the same length.
+    Without `from` the earlier turn is one of the workspace's 200 turns before. It is the turn that
+    shares the longest prefix. If none shares a prefix, it is the latest turn with as many tools,
+    and with as many system blocks of the same length.
 
-    Where the workspace stores the contents of both, the place is exact. Else it is known by names.
-    These stand at the ends of blocks and at multiples of `grid_characters` within them, and a long
-    prompt stores only some.
+    The place is exact if the workspace stores the contents of both turns. Else the place is known
+    by the names of prefixes. A prefix has a name where a block ends and at each multiple of
+    `grid_characters` within a block. Of a long prompt only some names are stored.
 
-    - `earlier`: null where there is no such turn
-    - `kind`: null where the prompt only grew
-    - `segment`: counts the earlier prompt's tools, system and message blocks from 0
-    - `section`, `block`: the same place within one of these
-    - `missed_tokens`: the earlier prompt's tokens from there on, estimated by bytes
-    - `missed_nano`: what reading them would have saved; null without a price, or where the prompts
-      share no prefix
-    - `shared_tokens`: both prompts begin with so many; the least where the place is not exact
-    - `is_exact`: the first `characters` of the block's text are equal, and the next one is not
-    - `characters`: the least where the place is not exact
-    - `characters_below`, `shared_tokens_below`: the difference stands before these; null where
+    - `earlier`: null if there is no such turn
+    - `kind`: null if the prompt only grew
+    - `segment`: the block that differs, by its number among all blocks of the earlier prompt, from
+      0; tools come first, then system blocks, then the messages' blocks
+    - `section`, `block`: the same block, by its section and its number there, from 0
+    - `missed_tokens`: the earlier prompt's tokens from that place on, estimated by bytes
+    - `missed_nano`: what reading these tokens would have saved; null without a price, or if the
+      prompts share no prefix
+    - `shared_tokens`: the tokens with which both prompts begin; if the place is not exact, the
+      fewest that it can be
+    - `is_exact`: whether the place is exact
+    - `grid_characters`: the distance between names within a block, in characters
+    - `characters`: the characters of the block's text that are equal; if the place is not exact,
+      the fewest that it can be
+    - `characters_below`, `shared_tokens_below`: the difference stands before these places; null if
       nothing bounds it
+    - `earlier_tokens`: the tokens of the earlier prompt
     """
 
     turn: str
@@ -501,7 +547,10 @@ class TurnDivergence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds to the first token, from a histogram. Each is known to within 1 % of itself."""
+    """Percentiles of the time to the first token, in seconds.
+
+    They come from a histogram: each is known to within 1 % of itself. They are null without a turn.
+    """
 
     requests: int
     p50: float | None
@@ -510,8 +559,12 @@ class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LatencyCell(msgspec.Struct, frozen=True, kw_only=True):
-    """Turns of a model with a prompt length in (`above_tokens`, `up_to_tokens`], with or without a
-    read."""
+    """The turns of one model and one prompt length, either those with a read or those without.
+
+    - `above_tokens`, `up_to_tokens`: the prompts have more tokens than the first, and not more than
+      the second; the second is null if the length has no upper bound
+    - `is_hit`: whether these are the turns with a read
+    """
 
     model: str
     above_tokens: int
@@ -529,10 +582,11 @@ class LatencyPoint(msgspec.Struct, frozen=True, kw_only=True):
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
     """Times to the first token.
 
+    - `hits`, `misses`: of turns with a read, and of turns without
     - `bucket_seconds`: the width of the series' intervals: a minute to an hour in ranges of up to
-      two days, a day in longer ones
-    - `mixed`: models whose turns were answered by engines of several kinds: turns with a read and
-      without one may be of different engines
+      two days, a day in longer ranges
+    - `mixed`: the models that engines of several kinds answered for; of such a model, the turns
+      with a read and those without may be of different engines
     """
 
     hits: Percentiles
@@ -547,7 +601,10 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """One turn whose answer began.
 
     - `overhead_seconds`: the time that gateway and network added to the engine's queue and prefill;
-      null where the engine reported no times
+      null if the engine reported no times
+    - `available_tokens`: the prompt's tokens that some engine held
+    - `captured_tokens`: the prompt's tokens that the chosen engine held
+    - `delivered_tokens`: the prompt's tokens that were reused
     """
 
     id: str
@@ -563,13 +620,17 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def order(self) -> tuple[str, str, str]:
-        """By this order the first of a sample are a smaller sample: the end of an id is random."""
+        """The key to sort samples by. The first samples in this order are a random smaller sample,
+        because the end of an id is random."""
         return self.id[30:], self.id[26:30], self.id
 
 
 class Overhead(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds that gateway and wire added before first tokens, of the sampled turns of one
-    interval; intervals are a 40th of the range long and aligned to the epoch."""
+    """The time that gateway and network added before first tokens, in seconds.
+
+    It is of the sampled turns of one interval. An interval is a 40th of the range long, and begins
+    at a multiple of its length since 1970.
+    """
 
     start_ms: int
     turns: int
@@ -578,12 +639,14 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LatencySamples(msgspec.Struct, frozen=True, kw_only=True):
-    """Answered turns of the range: all, or a sample that the turns' ids decide, so that it is the
-    same each time.
+    """The answered turns of the range, or a sample of them.
 
-    - `is_whole`: whether all are there
-    - `num_turns`: all turns of the range
-    - `overhead_p50`, `overhead_p95`: seconds, of all `samples`
+    The turns' ids decide which turns are in the sample, so it is the same each time.
+
+    - `num_turns`: how many turns the range has, answered or not
+    - `is_whole`: whether `samples` has all answered turns
+    - `overhead`: the overhead over time
+    - `overhead_p50`, `overhead_p95`: the overhead of all `samples`, in seconds
     """
 
     since_ms: int
