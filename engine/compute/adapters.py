@@ -1,9 +1,9 @@
-"""LoRA adapters: PEFT's directories, and what they add to the rows of a step.
+"""LoRA adapters: reads PEFT's directories, and adds the adapters' parts to the rows of a step.
 
-An adapter adds `scale · B(A x)` to the output of linear layers (Hu et al. 2021). An activated one
-does so from the last occurrence of its invocation in the prompt on (Greenewald et al. 2025), so the
-keys and values before that are the base model's. Hooks are on the model for the steps that have
-an adapter's rows, and for no others. An adapter that can't be computed exactly is refused.
+An adapter adds `scale · B(A x)` to the output of linear layers (Hu et al. 2021). An activated
+adapter acts only from the last occurrence of its invocation in the prompt on (Greenewald et al.
+2025). So the keys and values before that place are the base model's. The model has hooks only
+during steps that compute rows of an adapter. An adapter that can't be computed exactly is refused.
 """
 
 import math
@@ -29,32 +29,40 @@ _WEIGHT = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.w
 
 
 class LowRank(NamedTuple):
-    """What is added at one linear layer. `a` is (rank, inputs), `b` is (outputs, rank)."""
+    """The part that an adapter adds at one linear layer."""
 
+    # (rank, inputs).
     a: torch.Tensor
+    # (outputs, rank).
     b: torch.Tensor
+    # The factor of the added part.
     scale: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """Low-rank weights that are added to those of some layers."""
+    """Low-rank weights that are added to the weights of some layers."""
 
-    # Of its files.
+    # The digest of the adapter's files.
     digest: str
+    # The largest rank of any layer.
     rank: int
+    # The memory that the matrices take.
     num_bytes: int
-    # The adapter acts from the first token of the prompt's last invocation on. Empty: on the whole
-    # prompt.
+    # The adapter acts from the last occurrence of these tokens in the prompt on. Empty: it acts on
+    # the whole prompt.
     invocation: Sequence[int]
-    # By the names of modules.
+    # By the name of the module.
     layers: Mapping[str, LowRank]
 
 
 def _read_sides(
     files: AdapterFiles, modules: Mapping[str, nn.Module]
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """The two matrices of each layer, by the layer's name. Raises ModelRefused."""
+    """The two matrices of each layer, by the layer's name and then by side, "A" or "B".
+
+    Raises ModelRefused for damaged files and for layers that are not supported.
+    """
     head = modules.get("lm_head")
     sides: dict[str, dict[str, torch.Tensor]] = {}
     try:
@@ -69,11 +77,11 @@ def _read_sides(
         module = modules.get(name)
         parent = modules.get(name.rpartition(".")[0])
         is_embedding = module is not None and (module is head or isinstance(module, nn.Embedding))
-        beside = parent.children() if parent is not None else ()
+        siblings = parent.children() if parent is not None else ()
         unsupported = {
             "embeddings and of the head": is_embedding,
             "experts": ".experts." in f"{name}.",
-            "recurrent layers": any(isinstance(child, nn.Conv1d) for child in beside),
+            "recurrent layers": any(isinstance(child, nn.Conv1d) for child in siblings),
             "what latents go through": module is not None and name.endswith(".kv_b_proj"),
         }
         for kind, is_kind in unsupported.items():
@@ -86,7 +94,7 @@ def _read_sides(
 
 
 def load_adapter(directory: Path, model: PreTrainedModel) -> Adapter:
-    """Read and check a PEFT directory. Raise StartRefused, which names what is not supported."""
+    """Read and check a PEFT directory. Raise StartRefused, whose message names the obstacle."""
     files = read_files(directory)
     config = files.config
     invocation = files.invocation
@@ -105,9 +113,9 @@ def load_adapter(directory: Path, model: PreTrainedModel) -> Adapter:
         assert isinstance(module, nn.Linear)
         rank = ranks[name]
         shapes = {side: tuple(tensor.shape) for side, tensor in pair.items()}
-        wanted = {"A": (rank, module.in_features), "B": (module.out_features, rank)}
-        if shapes != wanted:
-            raise ModelRefused(f"`{name}`: {shapes} is not of this base model: {wanted}")
+        expected_shapes = {"A": (rank, module.in_features), "B": (module.out_features, rank)}
+        if shapes != expected_shapes:
+            raise ModelRefused(f"`{name}`: {shapes} is not of this base model: {expected_shapes}")
         weight = module.weight
         a, b = (pair[side].to(device=weight.device, dtype=weight.dtype) for side in "AB")
         divisor = math.sqrt(rank) if config.get("use_rslora") else rank
@@ -123,30 +131,33 @@ def load_adapter(directory: Path, model: PreTrainedModel) -> Adapter:
 
 
 class Adapters:
-    """The adapters on the model, by digest. All but `read` is called from one thread."""
+    """The adapters of a model, by digest. All methods except `read` are called from one thread."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self._modules = dict(model.named_modules())
-        self._read: dict[str, Adapter] = {}
+        self._unattached: dict[str, Adapter] = {}
         self._attached: dict[str, Adapter] = {}
 
     def read(self, directory: Path) -> Adapter:
         """Load an adapter, which `attach` puts on the model. Raise ModelRefused."""
         adapter = load_adapter(directory, self._model)
-        # An adapter that was read before, and that nobody attached, goes.
-        self._read = {adapter.digest: adapter}
+        # An earlier adapter that nobody attached is dropped.
+        self._unattached = {adapter.digest: adapter}
         return adapter
 
     def attach(self, digest: str) -> None:
-        self._attached[digest] = self._read.pop(digest)
+        self._attached[digest] = self._unattached.pop(digest)
 
     def detach(self, digest: str) -> None:
         self._attached.pop(digest, None)
 
     @contextmanager
     def acting(self, works: Sequence[Work], device: torch.device) -> Iterator[None]:
-        """Within, a forward of these works' tokens, in their order, adds the adapters' part."""
+        """Inside this context a forward adds the adapters' parts to the rows of these works.
+
+        The forward must compute the works' tokens in the works' order.
+        """
         rows: dict[str, list[int]] = {}
         end = 0
         for work in works:
@@ -154,14 +165,14 @@ class Adapters:
             end = end + len(work.token_ids)
             use = work.adapter
             if use is not None:
-                acting = range(max(begin, begin + use.start - work.start), end)
-                rows.setdefault(use.digest, []).extend(acting)
-        added: dict[str, list[tuple[LowRank, torch.Tensor]]] = {}
+                acted_on = range(max(begin, begin + use.start - work.start), end)
+                rows.setdefault(use.digest, []).extend(acted_on)
+        parts_of: dict[str, list[tuple[LowRank, torch.Tensor]]] = {}
         for digest, row_indexes in rows.items():
             if row_indexes:
                 index = torch.tensor(row_indexes, device=device)
                 for name, layer in self._attached[digest].layers.items():
-                    added.setdefault(name, []).append((layer, index))
+                    parts_of.setdefault(name, []).append((layer, index))
 
         def add(
             parts: Sequence[tuple[LowRank, torch.Tensor]],
@@ -178,7 +189,7 @@ class Adapters:
 
         hooks = [
             self._modules[name].register_forward_hook(partial(add, parts))
-            for name, parts in added.items()
+            for name, parts in parts_of.items()
         ]
         try:
             yield

@@ -1,9 +1,13 @@
-"""One step's sequences, packed into one row of tokens, and where each finds its keys and values.
+"""One step's sequences, packed into one row of tokens, and the places of their keys and values.
 
-A paged kernel gets tiles (`attention/tiles.py`). Blocks that several sequences with one new token
-begin with are read once for all there, as Hydragen and cascade inference do (arXiv 2402.05099).
-Torch's functions attend to sequences with several new tokens one by one. Those with one are padded
-and attended to together (`DecodeGroup`), so that padding at most doubles the gathered blocks.
+A paged kernel gets tiles (`attention/tiles.py`). Several sequences with one new token may begin
+with
+the same blocks. A shared tile reads such blocks once for all of these sequences, as Hydragen and
+cascade inference do (arXiv 2402.05099).
+
+Torch's functions attend each sequence with several new tokens by itself. Sequences with one new
+token are padded and attended together (`DecodeGroup`). Padding at most doubles the blocks that are
+gathered.
 """
 
 from collections.abc import Sequence
@@ -20,20 +24,21 @@ from engine.sizing import blocks_for
 # Below this number the extra calls cost more than reading the shared blocks once per sequence.
 _MIN_SAVED_TOKENS = 512
 _MAX_GATHERED_BLOCKS = 4096
-"""Of one group: a share of a long document is as many rows over one table."""
+"""A group that gathers this many blocks gets no more sequences. Blocks that several of its
+sequences share are gathered once for each of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeGroup:
     """Sequences with one new token each."""
 
-    # (sequences): their places in the packed row.
+    # (sequences). Their places in the packed row.
     rows: torch.Tensor
-    # (sequences): the new tokens' positions.
+    # (sequences). The positions of the new tokens.
     positions: torch.Tensor
-    # The least position.
+    # The least of the positions.
     earliest: int
-    # (sequences, most blocks of any): their tables, padded with the first block.
+    # (sequences, blocks of the longest table). Each table is padded with its own first block.
     blocks: torch.Tensor
 
 
@@ -41,21 +46,25 @@ class DecodeGroup:
 class Batch:
     """A packed row of tokens.
 
-    Either there are tiles for the paged kernel, or chunks and groups for torch's functions.
+    It has either tiles for a paged kernel, or chunks and groups for torch's functions.
     """
 
+    # (tokens).
     token_ids: torch.Tensor
-    # Each token's place among its sequence's slots.
+    # (tokens). Each token's place among its sequence's slots.
     positions: torch.Tensor
-    # Each token's place in its prompt: later than `positions` behind a compressed prefix.
+    # (tokens). Each token's position in its prompt. Behind a compressed prefix it is greater than
+    # the place in `positions`.
     rotary: torch.Tensor
-    # Where each token's keys and values go.
+    # (tokens). The flat slot to which each token's keys and values are written.
     slots: torch.Tensor
-    # The indexes of the tokens behind which is drawn.
+    # (draws). The places of the tokens after which a token is drawn.
     sampled: torch.Tensor
     # Sequences with several new tokens, each with its blocks.
     chunks: Sequence[tuple[Run, torch.Tensor]] = ()
+    # Sequences with one new token.
     decode_groups: Sequence[DecodeGroup] = ()
+    # None: torch's functions attend.
     tiles: Tiles | None = None
 
 
@@ -69,22 +78,27 @@ def _table_of(work: Work, block_size: int) -> Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedStep:
-    """One step's sequences in a row of tokens, in the host's memory."""
+    """One step's sequences in a row of tokens, in the host's memory.
+
+    Its arrays mean the same as those of `Batch`.
+    """
 
     token_ids: NDArray[np.int64]
-    # These are `Batch`'s.
     positions: NDArray[np.int64]
     rotary: NDArray[np.int64]
     slots: NDArray[np.int64]
     sampled: NDArray[np.int64]
     # Sequences with several new tokens.
     runs: Sequence[Run]
-    # Sequences with one.
+    # Sequences with one new token.
     decoding: Sequence[Run]
     block_size: int
 
     def cut(self, tile_rows: int, *, share: bool) -> Tiles:
-        """The tiles of the step, shared ones where `share`; `tile_rows` is a wide tile's width."""
+        """Cut the step into tiles. A wide tile has at most `tile_rows` rows.
+
+        With `share` there are tiles for the first blocks that several sequences share.
+        """
         shared: list[Shared] = []
         single = list(self.decoding)
         if share:
@@ -93,7 +107,7 @@ class PackedStep:
 
 
 def pack(works: Sequence[Work], block_size: int) -> PackedStep:
-    """Raises ValueError for a work without tokens or with too short a table."""
+    """Pack a step. Raise ValueError for a work without tokens or with too short a table."""
     num_tokens = sum(len(work.token_ids) for work in works)
     token_ids: list[int] = []
     sampled: list[int] = []
@@ -144,7 +158,7 @@ def build_batch(
     share: bool = True,
     tile_rows: int | None = None,
 ) -> Batch:
-    """Pack a step, and cut it into tiles of `tile_rows` for a kernel, shared ones where `share`.
+    """Pack a step on the device. With `tile_rows` it is cut for a kernel, as `PackedStep.cut` does.
 
     Raises ValueError for a work without tokens or with too short a table.
     """
@@ -166,21 +180,22 @@ def build_batch(
 
 
 def _find_shared(decoding: Sequence[Run], block_size: int) -> tuple[list[Shared], list[Run]]:
-    """The groups that share their first blocks, and the other sequences.
+    """The groups of sequences that share their first blocks, and the sequences in no group.
 
-    Sorting puts tables that begin alike side by side. A group grows while that saves more reading.
+    Sorting puts tables with the same beginning side by side. A group takes the next sequence unless
+    that makes the blocks it saves fewer.
     """
     groups: list[Shared] = []
     for run in sorted(decoding, key=lambda run: run.table.tobytes()):
         if groups:
             group = groups[-1].runs
-            num = groups[-1].num_blocks
+            num_blocks = groups[-1].num_blocks
             length = min(len(group[-1].table), len(run.table))
             differing = np.flatnonzero(group[-1].table[:length] != run.table[:length])
             common = int(differing[0]) if len(differing) else length
-            new = min(num, run.start // block_size, common)
-            if len(group) * new >= max((len(group) - 1) * num, 1):
-                groups[-1] = Shared([*group, run], new)
+            num_with_run = min(num_blocks, run.start // block_size, common)
+            if len(group) * num_with_run >= max((len(group) - 1) * num_blocks, 1):
+                groups[-1] = Shared([*group, run], num_with_run)
                 continue
         groups.append(Shared([run], run.start // block_size))
     shared = list[Shared]()
@@ -195,27 +210,28 @@ def _find_shared(decoding: Sequence[Run], block_size: int) -> tuple[list[Shared]
 
 
 def _group_decodes(decoding: Sequence[Run], device: torch.device) -> list[DecodeGroup]:
+    """Groups of sequences. Within a group no table is longer than twice another."""
     groups: list[list[Run]] = []
-    for item in sorted(decoding, key=lambda item: len(item.table), reverse=True):
+    for run in sorted(decoding, key=lambda run: len(run.table), reverse=True):
         widest = len(groups[-1][0].table) if groups else 0
-        is_like = 2 * len(item.table) >= widest
-        if groups and is_like and len(groups[-1]) * widest < _MAX_GATHERED_BLOCKS:
-            groups[-1].append(item)
+        is_similar = 2 * len(run.table) >= widest
+        if groups and is_similar and len(groups[-1]) * widest < _MAX_GATHERED_BLOCKS:
+            groups[-1].append(run)
         else:
-            groups.append([item])
-    padded: list[DecodeGroup] = []
+            groups.append([run])
+    decode_groups: list[DecodeGroup] = []
     for group in groups:
         # Padding repeats a block of the same sequence, so no other sequence's numbers are read.
-        blocks = np.stack([np.resize(item.table[:1], len(group[0].table)) for item in group])
-        for row, item in zip(blocks, group, strict=True):
-            row[: len(item.table)] = item.table
-        starts = [item.start for item in group]
-        padded.append(
+        blocks = np.stack([np.resize(run.table[:1], len(group[0].table)) for run in group])
+        for row, run in zip(blocks, group, strict=True):
+            row[: len(run.table)] = run.table
+        starts = [run.start for run in group]
+        decode_groups.append(
             DecodeGroup(
-                rows=torch.tensor([item.begin for item in group], device=device),
+                rows=torch.tensor([run.begin for run in group], device=device),
                 positions=torch.tensor(starts, device=device),
                 earliest=min(starts),
                 blocks=torch.from_numpy(blocks).to(device),
             )
         )
-    return padded
+    return decode_groups

@@ -30,23 +30,23 @@ from engine.schedule.runner import Work
 from engine.sizing import blocks_for
 
 CHECKED_LAYER = 1
-"""The layer by whose values a document's tokens are compared with their copies."""
+"""The layer whose values decide how far a document's copied tokens are from computed ones."""
 _TOKENS_A_COST = 256
-"""So many tokens of one layer, read or copied, are charged as one token of prefill."""
+"""Reading or copying so many tokens of one layer is charged as one token of prefill."""
 _COPIED_TOKENS = 4096
-"""So many tokens of one layer are copied at once, at most."""
+"""The most tokens of one layer that are copied at once."""
 _STEP_TOKENS = 128
-"""So many tokens run over a prefix in one step, at most."""
+"""The most tokens that run over a prefix in one step."""
 _STEP_BYTES = 2**28
-"""The attention scores of such a step take so many bytes at most. Behind a longer prefix a step has
-fewer tokens."""
+"""The most bytes of attention scores in such a step. Behind a long prefix a step has fewer
+tokens."""
 
 Scores = dict[int, torch.Tensor]
-"""By layer: how much each head needs each token of a prefix (heads, tokens)."""
+"""By layer (heads, tokens): how much each head needs each token of a prefix."""
 
 
 class KvCompressor:
-    """A `Compressor` over a runner's pool. Without `turns` it places no documents."""
+    """A `Compressor` over a runner's pool. Without `turns` it can't place documents."""
 
     def __init__(
         self, runner: TorchRunner, instructions: Instructions, turns: Turns | None = None
@@ -79,7 +79,8 @@ class KvCompressor:
             kept = slots[choose(scores.pop(layer), compression.kept)]
             for start, end in move.ranges:
                 pool.copy_slots(layer, kept[start:end], targets[start:end])
-            # Else this time would count as the next step's, which teaches the pace.
+            # Without the wait this time would count as the next step's, and the pace is learned
+            # from steps.
             pool.wait()
             yield num_tokens // _TOKENS_A_COST
 
@@ -119,9 +120,9 @@ class KvCompressor:
     ) -> Iterator[int]:
         """CacheBlend (arXiv 2405.16444, section 4.3): the first layer is computed for all tokens.
 
-        A token's deviation is |v - v_copied|^2 in the layer behind, summed over all heads. The
-        tokens that deviate most are computed in all layers, and attend to the copies of the others.
-        LMCache compares keys. Values are compared here, because they need no turn.
+        A token's deviation is |v - v_copied|^2 in the next layer, summed over all heads. The tokens
+        that deviate most are computed in all layers. They attend to the copies of the other tokens.
+        LMCache compares keys. Values are compared here, because values are not turned.
         """
         pool = self._runner.pool
         target_slots = self._slots(targets)
@@ -133,7 +134,7 @@ class KvCompressor:
             yield math.ceil((stop - start) / pool.layout.num_layers)
         values = pool.values[layer].flatten(0, 1)
         for document in documents:
-            # By itself it stands behind one token.
+            # A document that is computed by itself has one token in front of it.
             source_slots = self._slots(document.blocks)[1:]
             deviations = list[torch.Tensor]()
             for start, stop in _parts([(document.start, document.end)], _COPIED_TOKENS):
@@ -183,7 +184,7 @@ class KvCompressor:
         return self._runner.pool.slots(torch.tensor(blocks, device=self._runner.pool.device))
 
     def _run(self, tokens: Sequence[TokenId], start: int, replay: Replay) -> Iterator[int]:
-        """Compute tokens at positions from `start` on, which attend as `replay` notes it."""
+        """Compute tokens at positions from `start` on. `replay` notes what they attend to."""
         num_bytes = 4 * self._runner.num_heads * (replay.num_tokens + len(tokens))
         step = min(max(_STEP_BYTES // num_bytes, 1), _STEP_TOKENS)
         for begin in range(0, len(tokens), step):
@@ -194,14 +195,14 @@ class KvCompressor:
 
 
 def _parts(ranges: Sequence[tuple[int, int]], most: int) -> Iterator[tuple[int, int]]:
-    """The ranges in parts of at most so many tokens."""
+    """The ranges, cut into parts of at most `most` tokens."""
     for start, end in ranges:
         for begin in range(start, end, most):
             yield begin, min(begin + most, end)
 
 
 def check_compressible(loaded: LoadedModel) -> None:
-    """Raise ModelRefused for a model whose keys and values can't be copied so."""
+    """Raise ModelRefused for a model whose keys and values can't be copied in this way."""
     layout = loaded.layout
     softcap = getattr(loaded.model.config, "attn_logit_softcapping", None)
     traits = (

@@ -4,4 +4,4 @@ from engine.refusal import StartRefused
 
 
 class ModelRefused(StartRefused):
-    """It can't be loaded or computed exactly: the message tells the operator why."""
+    """The model can't be loaded or can't be computed exactly. The message tells why."""

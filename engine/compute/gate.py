@@ -1,8 +1,9 @@
 """How far approximate answers are from exact ones, on texts of the model's own.
 
-The model writes a few texts. The beginning of each is compressed, or two parts of it are computed
-by themselves and placed in it. The rest is computed behind that, and behind the exact beginning.
-The work is done in bounded parts, beside a model that serves.
+The model writes a few texts. The beginning of each text is made approximate: it is compressed, or
+two parts of it are computed by themselves and placed in it. The rest of the text is computed behind
+the approximate beginning and behind the exact one, and the two results are compared. The work is
+done in bounded parts, because the model serves requests meanwhile.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,9 +25,9 @@ from engine.schedule.runner import SampleParams, Work
 from engine.sizing import aligned
 
 MAX_KL = 0.5
-"""Nats. A technique whose divergence from the exact distributions is greater is refused."""
+"""In nats. A technique with a greater mean divergence from the exact distributions is refused."""
 MIN_AGREEMENT = 0.7
-"""The share of tokens at which the most likely token is the exact one. Less is refused."""
+"""The least share of tokens at which the most likely token must be the exact one."""
 KEEPS = (0.75, 0.5, 0.25, LEAST_KEEP)
 RECOMPUTES = (0, 4, 16, 32, 0.05, 0.15, 0.3)
 NUM_TEXTS = 4
@@ -40,18 +41,18 @@ class _Text:
     """A text that the model writes."""
 
     tokens: list[TokenId]
-    # They hold its exact beginning.
+    # They hold the exact text.
     blocks: list[BlockId]
-    # As many, for the approximate one.
+    # As many blocks, for the approximate text.
     spare: list[BlockId]
 
 
 def measure(
     loaded: LoadedModel, instructions: Instructions, turns: Turns | None
 ) -> Iterator[Technique | None]:
-    """Measure one technique after the other, in bounded parts, in memory of its own.
+    """Measure one technique after the other, in memory of its own.
 
-    Yield each technique when it is measured, and None after every part before.
+    Yield each technique once it is measured, and None after each part of the work before.
     """
     prefix = min(PREFIX_TOKENS, loaded.max_context_tokens // 2) // _BLOCK_SIZE * _BLOCK_SIZE
     rest = min(REST_TOKENS, prefix)
@@ -64,9 +65,9 @@ def measure(
         prefix=prefix,
     )
     yield from gate.write_texts(rest)
-    yield from gate.compressed()
+    yield from gate.measure_compression()
     if turns is not None:
-        yield from gate.placed()
+        yield from gate.measure_placement()
 
 
 def _new_texts(loaded: LoadedModel, size: int) -> list[_Text]:
@@ -83,18 +84,18 @@ def _new_texts(loaded: LoadedModel, size: int) -> list[_Text]:
 
 @dataclass(kw_only=True)
 class _Gate:
-    """One model's measuring. Its generators yield as `measure` does."""
+    """The measuring of one model. Its generators yield as `measure` does."""
 
     runner: TorchRunner
     compressor: KvCompressor
     texts: list[_Text]
-    # So many tokens of each text are compressed, or have documents in them.
+    # The number of tokens of each text that are made approximate.
     prefix: int
-    # The log-probabilities behind the whole of each text.
+    # For each text (rest, vocabulary): the log-probabilities behind the exact beginning.
     exact: list[torch.Tensor] = field(default_factory=list)
 
     def write_texts(self, rest: int) -> Iterator[None]:
-        """Have the model write the prefixes and `rest` tokens more."""
+        """Let the model write the prefixes and `rest` more tokens."""
         for place in range(self.prefix + rest - 1):
             drawn = self.runner.execute(
                 [
@@ -115,7 +116,7 @@ class _Gate:
             self.exact.append(self._behind(text, text.blocks, self.prefix))
             yield
 
-    def compressed(self) -> Iterator[Technique | None]:
+    def measure_compression(self) -> Iterator[Technique | None]:
         for scorer in SCORERS:
             for keep in KEEPS:
                 kept = aligned(int(self.prefix * keep), _BLOCK_SIZE)
@@ -129,26 +130,26 @@ class _Gate:
                     yield None
                 yield compare(scorer, keep, self.exact, log_probs)
 
-    def placed(self) -> Iterator[Technique | None]:
-        """Comes last: the exact texts' blocks are written to."""
+    def measure_placement(self) -> Iterator[Technique | None]:
+        """Measure documents that are placed. It must come last: it overwrites the exact texts."""
         half = self.prefix * 5 // 8
         spans = [(self.prefix // 4, half), (half, self.prefix)]
-        tables = []
+        tables_of_texts = []
         for text in self.texts:
             middle = len(text.blocks) // 2
-            apart = [text.blocks[:middle], text.blocks[middle:]]
-            compute_apart(self.runner, text.tokens, spans, apart)
-            tables.append(apart)
+            tables = [text.blocks[:middle], text.blocks[middle:]]
+            compute_apart(self.runner, text.tokens, spans, tables)
+            tables_of_texts.append(tables)
             yield None
         for recompute in RECOMPUTES:
             log_probs: list[torch.Tensor] = []
-            for text, apart in zip(self.texts, tables, strict=True):
+            for text, tables in zip(self.texts, tables_of_texts, strict=True):
                 yield from place_in_parts(
                     self.runner,
                     self.compressor,
                     text.tokens,
                     spans,
-                    apart,
+                    tables,
                     text.spare,
                     recompute,
                 )
@@ -157,7 +158,10 @@ class _Gate:
             yield compare("blocks", recompute, self.exact, log_probs)
 
     def _behind(self, text: _Text, blocks: list[BlockId], start: int) -> torch.Tensor:
-        """The log-probabilities (rest, vocabulary) behind each token of the rest."""
+        """The log-probabilities (rest, vocabulary) behind each token of the rest.
+
+        `blocks` hold the beginning in their first `start` slots.
+        """
         rest = text.tokens[self.prefix :]
         work = Work(
             token_ids=rest,
@@ -174,10 +178,10 @@ def compute_apart(
     runner: TorchRunner,
     tokens: Sequence[TokenId],
     spans: Sequence[tuple[int, int]],
-    apart: Sequence[Sequence[int]],
+    tables: Sequence[Sequence[int]],
 ) -> None:
-    """Compute documents at these spans of a prompt by themselves, each in its own table."""
-    for (start, end), blocks in zip(spans, apart, strict=True):
+    """Compute the documents at these spans of a prompt by themselves, each in its own table."""
+    for (start, end), blocks in zip(spans, tables, strict=True):
         alone = [tokens[0], *tokens[start:end]]
         runner.execute([Work(token_ids=alone, start=0, block_table=blocks)])
 
@@ -187,12 +191,12 @@ def place_documents(
     compressor: KvCompressor,
     tokens: Sequence[TokenId],
     spans: Sequence[tuple[int, int]],
-    apart: Sequence[Sequence[int]],
+    tables: Sequence[Sequence[int]],
     targets: Sequence[int],
     recompute: int | float,
 ) -> None:
-    """`place_in_parts`, all at once."""
-    for _ in place_in_parts(runner, compressor, tokens, spans, apart, targets, recompute):
+    """Run `place_in_parts` to its end."""
+    for _ in place_in_parts(runner, compressor, tokens, spans, tables, targets, recompute):
         pass
 
 
@@ -201,17 +205,18 @@ def place_in_parts(
     compressor: KvCompressor,
     tokens: Sequence[TokenId],
     spans: Sequence[tuple[int, int]],
-    apart: Sequence[Sequence[int]],
+    tables: Sequence[Sequence[int]],
     targets: Sequence[int],
     recompute: int | float,
 ) -> Iterator[None]:
     """Compute a prompt up to the end of its last document, in parts.
 
-    The documents are copied to where they stand, except for the tokens that are computed again.
+    `tables` have the documents as `compute_apart` wrote them. Each document is copied to its place
+    in the blocks of `targets`, except for the tokens that are computed again.
     """
     recipe = Document(0, recompute=recompute)
     documents: list[Blend] = []
-    for (start, end), blocks in zip(spans, apart, strict=True):
+    for (start, end), blocks in zip(spans, tables, strict=True):
         num = min(recipe.num_recomputed(end - start), end - start)
         documents.append(Blend(start, end, num, blocks, []))
     end = spans[-1][1]
@@ -220,11 +225,11 @@ def place_in_parts(
         for _ in compressor.choose(tokens, [(0, end)], documents, targets):
             yield
     for document in documents:
-        again = document.chosen or range(document.start, document.start + document.num)
+        computed = document.chosen or range(document.start, document.start + document.num)
         move = Move([(document.start, document.end)], document.blocks, targets)
         for _ in compressor.place(document.start - 1, move):
             yield
-        copied.update(set(range(document.start, document.end)).difference(again))
+        copied.update(set(range(document.start, document.end)).difference(computed))
     works: list[Work] = []
     position = 0
     while position < end:
@@ -242,7 +247,10 @@ def compare(
     exact: list[torch.Tensor],
     approximate: list[torch.Tensor],
 ) -> Technique:
-    """What the log-probabilities (tokens, vocabulary) of each text tell of a technique."""
+    """Judge a technique by the log-probabilities (tokens, vocabulary) of each text.
+
+    Its divergence is the mean of KL(exact || approximate) over all tokens, in nats.
+    """
     p = torch.cat(exact)
     q = torch.cat(approximate)
     kl = float((p.exp() * (p - q)).sum(-1).mean())

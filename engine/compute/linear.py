@@ -1,9 +1,10 @@
-"""Linear layers: Gated DeltaNet, Mamba2, short convolutions, KDA, and what their states take.
+"""Linear layers (Gated DeltaNet, Mamba2, short convolutions, KDA) and their recurrent states.
 
-Such a layer keeps its state in a `Cache` of transformers, and knows no packed row of several
-sequences. So each is called once for a sequence, with a cache of the sequence's own. All sequences
-with one new token share one call. Before a step the states are read from their blocks, and behind
-it they are written to theirs, as bytes: a state is exact whatever keys and values are kept in.
+Such a layer keeps its state in a `Cache` of transformers. It can't compute a packed row of several
+sequences. So it is called once for each sequence, with a cache of that sequence's own. All
+sequences with one new token share one call. The states are read from their blocks before a step,
+and written to their blocks after it. They are written as bytes, so a state is exact whatever type
+keys and values are kept in.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from transformers.cache_utils import LinearAttentionLayer
 
 from engine.cache.recurrent import StateMove
 from engine.compute.errors import ModelRefused
-from engine.compute.kv import STATE_ALIGNED, KvPool, StatePart
+from engine.compute.kv import STATE_ALIGNMENT, KvPool, StatePart
 from engine.schedule.runner import Work
 from engine.sizing import aligned
 
@@ -26,7 +27,7 @@ _CACHE_ARGUMENTS = ("cache_params", "past_key_values")
 
 
 def state_parts(cache: Cache) -> list[StatePart]:
-    """The parts of a state, from the cache that a forward of one sequence has filled."""
+    """The parts of a state. A forward of one sequence has filled `cache`."""
     parts: list[StatePart] = []
     start = 0
     for index, layer in enumerate(cache.layers):
@@ -40,15 +41,15 @@ def state_parts(cache: Cache) -> list[StatePart]:
                     parts.append(
                         StatePart(index, is_convolution, number, shape, state.dtype, start)
                     )
-                    start += aligned(parts[-1].num_bytes, STATE_ALIGNED)
+                    start += aligned(parts[-1].num_bytes, STATE_ALIGNMENT)
     return parts
 
 
 class _RunStates(Cache):
-    """The states of some sequences, as the linear layers find them."""
+    """The states of some sequences, in the form that linear layers read and write."""
 
     def __init__(self, num_layers: int, parts: Sequence[StatePart], states: torch.Tensor | None):
-        """`states` (sequences, bytes); None where no token was computed yet."""
+        """`states` are (sequences, bytes); None where no token was computed yet."""
         numbers = [0] * num_layers
         for part in parts:
             numbers[part.layer] = max(numbers[part.layer], part.number + 1)
@@ -57,20 +58,20 @@ class _RunStates(Cache):
         )
         for part in parts if states is not None else ():
             assert states is not None
-            kept = states[:, part.start : part.start + part.num_bytes].contiguous()
-            state = kept.view(part.dtype).view(len(states), *part.shape[1:])
+            content = states[:, part.start : part.start + part.num_bytes].contiguous()
+            state = content.view(part.dtype).view(len(states), *part.shape[1:])
             if part.is_convolution:
                 self.update_conv_state(state, part.layer, part.number)
             else:
                 self.update_recurrent_state(state, part.layer, part.number)
 
-    def joined(self, parts: Sequence[StatePart], num_bytes: int) -> torch.Tensor:
-        """(sequences, `num_bytes`), with zeros behind the last part."""
+    def to_bytes(self, parts: Sequence[StatePart], num_bytes: int) -> torch.Tensor:
+        """The states as bytes (sequences, `num_bytes`), with zeros behind the last part."""
         tensors: list[torch.Tensor] = []
         for part in parts:
             layer: Any = self.layers[part.layer]
-            kept = layer.conv_states if part.is_convolution else layer.recurrent_states
-            tensors.append(kept[part.number].to(part.dtype).contiguous())
+            layer_states = layer.conv_states if part.is_convolution else layer.recurrent_states
+            tensors.append(layer_states[part.number].to(part.dtype).contiguous())
         states = tensors[0].new_zeros((len(tensors[0]), num_bytes), dtype=torch.uint8)
         for part, state in zip(parts, tensors, strict=True):
             states[:, part.start : part.start + part.num_bytes] = state.flatten(1).view(torch.uint8)
@@ -78,9 +79,12 @@ class _RunStates(Cache):
 
 
 class _Run(NamedTuple):
-    """Rows of a packed row: one sequence's tokens, or the one new token of each of several."""
+    """One call of a linear layer: for one sequence's tokens, or for several sequences with one new
+    token each."""
 
+    # The places of the tokens in the packed row.
     rows: slice | torch.Tensor
+    # One for each sequence.
     moves: list[StateMove]
     states: _RunStates
 
@@ -115,18 +119,19 @@ class StepStates:
         return _Run(rows, moves, _RunStates(num_layers, self._parts, states))
 
     def keep(self) -> None:
-        """Write the states behind the step to their blocks."""
+        """Write the states after the step to their blocks."""
         for run in self.runs:
             blocks = list(chain.from_iterable(move.target for move in run.moves))
             num_bytes = len(run.moves[0].target) * self._pool.block_bytes
-            states = run.states.joined(self._parts, num_bytes)
+            states = run.states.to_bytes(self._parts, num_bytes)
             self._pool.write_bytes(blocks, states.view(len(blocks), -1))
 
 
 class PackedCache(Cache):
-    """What the layers of a packed row are given as their cache. An attention layer's keys and
-    values go to the pool (`attention/step.py`). A linear layer is called with each sequence's own
-    cache (`wrap_linear_layers`).
+    """The cache that a model's layers are given with a packed row.
+
+    An attention layer's keys and values go to the pool (`attention/step.py`), so this cache keeps
+    nothing. A linear layer is called with each sequence's own cache (`wrap_linear_layers`).
     """
 
     def __init__(self, states: StepStates | None = None) -> None:
@@ -145,14 +150,15 @@ class PackedCache(Cache):
     def has_previous_state(
         self, layer_idx: int | None = None, state_idx: int | None = None
     ) -> bool:
-        """False. Models ask this for their attention masks alone, and here they make none."""
+        """False. Models ask this only to make attention masks, and here they make none."""
         return False
 
 
 def wrap_linear_layers(model: PreTrainedModel, parts: Sequence[StatePart]) -> None:
-    """Have each linear layer called once a sequence. Raises ModelRefused where not all are found.
+    """Make each linear layer be called once for each sequence.
 
-    A layer that was wrapped before stays so.
+    A layer that is already wrapped stays as it is. Raises ModelRefused if a layer of `parts` is not
+    found.
     """
     layers = {part.layer for part in parts}
     wrapped = set()

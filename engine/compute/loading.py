@@ -51,19 +51,22 @@ from engine.schedule.runner import SampleParams, Work
 from engine.sizing import STATES, NotSizable
 
 Attention = Literal["auto", "sdpa", "cpp", "triton"]
-"""By torch's own functions, or by a paged kernel: in C++ on a CPU, in Triton on a GPU. `auto` takes
-the kernel where there is one."""
+"""What computes attention. `sdpa` is torch's own functions. `cpp` and `triton` are paged kernels,
+for a CPU and for a GPU. `auto` takes a kernel where there is one."""
 Progress = Callable[[str, float], None]
 """Takes a stage's name and the fraction of the load that is done, 0 to 1."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# The check at the load: tokens of the prompt, where it is cut, slots per block. The last token is a
-# decode step of its own, because kernels compute that in another way than a chunk.
 _CHECK_TOKENS = 24
+"""The tokens of the prompt that is computed for the check at the load."""
 _CHECK_CUTS = (0, 13, 23, 24)
+"""Where that prompt is cut. The last token is a decode step of its own, because kernels compute
+such a step in another way than a chunk."""
 _CHECK_BLOCK = 8
-# Largest difference to the plain forward, as a share of the largest logit. A wrong attention is off
-# by a tenth or more. Rounding is off by a few units in the last place, amplified by the layers.
+"""The slots of a block in the check."""
+# The largest difference to the plain forward, as a share of the largest logit. A wrong attention is
+# off by a tenth or more. Rounding is off by a few units in the last place, which the layers
+# amplify.
 _CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float16: 3e-2}
 
 
@@ -73,20 +76,19 @@ class LoadedModel:
 
     model: PreTrainedModel
     layout: KvLayout
-    # By layer: so many tokens it attends to, None for all.
+    # For each layer the number of tokens that it attends to; None: all.
     windows: list[int | None]
-    # The length that it was trained for.
+    # The length that the model was trained for.
     max_context_tokens: int
     device: torch.device
     # None: torch's functions attend.
     kernel: Kernel | None = None
-    # Why a kernel that was looked for is not used.
+    # Why there is no kernel; None: there is one, or none was wanted.
     why_no_kernel: str | None = None
 
     @property
     def attention(self) -> str:
-        """What computes attention: a kernel, by its name and the processor's level, or torch's
-        functions."""
+        """The name of the kernel, with the processor's level; `sdpa` for torch's functions."""
         return "sdpa" if self.kernel is None else self.kernel.name
 
     @property
@@ -107,9 +109,9 @@ class LoadedModel:
         host_blocks: int = 0,
         graphs: GraphPlan | None = None,
     ) -> TorchRunner:
-        """Allocate the device's pool and the host's. The cache decides about their blocks.
+        """Allocate the device's pool and the host's pool. The cache decides about their blocks.
 
-        Capture decode steps where there is a plan for it. Raises ModelRefused where that can't be.
+        With `graphs`, decode steps are captured. Raises ModelRefused where they can't be.
         """
         sizes = None if graphs is None else self._graph_sizes(graphs, block_size)
         pool = KvPool(
@@ -122,7 +124,10 @@ class LoadedModel:
         return runner
 
     def graph_bytes(self, graphs: GraphPlan, block_size: int) -> int:
-        """The device's memory that decode graphs are counted with. Raises ModelRefused."""
+        """The bytes of the device's memory that are reserved for decode graphs.
+
+        Raises ModelRefused where decode steps can't be captured.
+        """
         sizes = self._graph_sizes(graphs, block_size)
         return planned_bytes(sizes, self.model.config, self.layout, block_size)
 
@@ -136,7 +141,7 @@ class LoadedModel:
 
 
 def _read_weights(model: str, dtype: str, report: Progress) -> PreTrainedModel:
-    """The text decoder of a model as Transformers loads it. Raises ModelRefused."""
+    """The text decoder of a model, as transformers loads it. Raises ModelRefused."""
     try:
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
         check_config(config)
@@ -155,7 +160,7 @@ def _read_weights(model: str, dtype: str, report: Progress) -> PreTrainedModel:
             output_loading_info=True,
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
-        # The lines behind the first are the library's advice, in terms of its own functions.
+        # The lines after the first are advice about the library's own functions.
         why = str(error).strip().partition("\n")[0]
         raise ModelRefused(f"`model`: {model} can't be loaded: {why}") from error
     except SafetensorError as error:
@@ -183,7 +188,7 @@ def load_model(
 ) -> LoadedModel:
     """Load, check and return a model, on `device` or on a GPU where there is one.
 
-    `dtype` None is float32 on a CPU and bfloat16 on a GPU. Torch's threads on a CPU are as many as
+    `dtype` None means float32 on a CPU and bfloat16 on a GPU. On a CPU torch has as many threads as
     `OMP_NUM_THREADS` says. Raises ModelRefused with the reason.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -193,7 +198,7 @@ def load_model(
     if dtype not in DTYPES:
         raise ModelRefused(f"`dtype`: {dtype} is none of {sorted(DTYPES)}")
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
-    # A path that leads nowhere would be sent to the hub, whose error speaks of names.
+    # The hub would be asked for a path that does not exist. Its error would speak of names.
     if model.startswith(("/", ".", "~")) and not Path(model).exists():
         raise ModelRefused(f"`model`: there is no directory {model}")
     loaded = _read_weights(model, dtype, report)
@@ -205,9 +210,9 @@ def load_model(
 
 
 def _text_decoder(whole: Any) -> PreTrainedModel:
-    """The text decoder inside a model that also sees or hears. The rest is let go.
+    """The text decoder inside a model that also sees or hears. The rest of the model is dropped.
 
-    Raises ModelRefused where it does not stand alone.
+    Raises ModelRefused if transformers has no class for the decoder alone.
     """
     inner = whole.get_decoder()
     auto: Any = AutoModelForCausalLM
@@ -227,8 +232,9 @@ def prepare_model(
 ) -> LoadedModel:
     """Check a model that is already in memory, and switch it to our attention.
 
-    The check keeps keys and values in the model's own type: `kv_dtype` is meant to differ from it.
-    A paged kernel reads that type alone, so torch's functions attend in any other.
+    The check keeps keys and values in the model's own type, because `kv_dtype` is not meant to be
+    exact. A paged kernel reads only the model's own type. With any other type torch's functions
+    attend. Raises ModelRefused.
     """
     if kv_dtype != "model":
         if attention in ("triton", "cpp"):
@@ -274,11 +280,12 @@ def prepare_model(
 def check_exactness(loaded: LoadedModel) -> None:
     """Compare a short prompt's logits with those of the model's own attention.
 
-    The prompt is computed in two chunks and a decode step, over scattered blocks.
+    The prompt is computed in two chunks and a decode step, over scattered blocks. It can't show a
+    sliding window that is longer than itself. So each layer's call compares its window with the
+    configuration.
 
-    Raises ModelRefused when the results differ by more than rounding, or when a layer's attention
-    does not run exactly once. A sliding window longer than this prompt is compared with the
-    configuration in each layer's call.
+    Raises ModelRefused if the logits differ by more than rounding, or if the attention of any layer
+    does not run exactly once.
     """
     config = loaded.model.config
     stride = max(1, config.vocab_size // (2 * _CHECK_TOKENS))
@@ -317,7 +324,10 @@ def check_exactness(loaded: LoadedModel) -> None:
 def _paged_kernel(
     attention: Attention, num_heads: int, layout: KvLayout, device: torch.device
 ) -> tuple[Kernel | None, str | None]:
-    """The kernel, or why `auto` finds none. Raises ModelRefused where one was asked for by name."""
+    """A kernel, or the reason why `auto` has none.
+
+    Raises ModelRefused if a kernel was asked for by name and there is none.
+    """
     if attention == "sdpa":
         return None, None
     why = ""
@@ -340,11 +350,11 @@ def _paged_kernel(
 
 
 def lay_out(model: nn.Module) -> None:
-    """Store each linear layer's weight input by input. Shapes and `state_dict` stay as they are.
+    """Store the weight of each linear layer input by input. Shapes and `state_dict` do not change.
 
-    A few rows times such a weight take a half to two thirds of the time, because MKL need not
-    transpose it first. A weight that an embedding shares stays as it is, because the embedding
-    looks up its rows.
+    A product of a few rows and such a weight takes a half to two thirds of the time, because MKL
+    need not transpose the weight first. A weight that an embedding shares stays as it is, because
+    the embedding looks up its rows.
     """
     embedded = {m.weight.data_ptr() for m in model.modules() if isinstance(m, nn.Embedding)}
     for module in model.modules():
@@ -355,26 +365,27 @@ def lay_out(model: nn.Module) -> None:
             module.weight.data = module.weight.data.t().contiguous().t()
 
 
-_PART = 64 * 2**20
+_PART_BYTES = 64 * 2**20
+"""The bytes of weights that are hashed at a time."""
 
 
 def model_facts(loaded: LoadedModel, block_size: int) -> dict[str, str]:
-    """Facts to take a fingerprint of: the weights' digest, the layout, what computes them.
+    """The facts that a model's fingerprint is made of.
 
-    All weights are read: about a second a GB.
+    All weights are read, which takes about a second for each GB.
     """
     state = blake2b(digest_size=32)
     for name, tensor in sorted(loaded.model.state_dict().items()):
         state.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
         flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-        for start in range(0, len(flat), _PART):
-            state.update(flat[start : start + _PART].cpu().numpy())
+        for start in range(0, len(flat), _PART_BYTES):
+            state.update(flat[start : start + _PART_BYTES].cpu().numpy())
     layout = loaded.layout
     config = copy(loaded.model.config)
-    config.name_or_path = ""  # it is the same model wherever it lies
-    parts = {"state": str(list(layout.state_parts))} if layout.state_parts else {}
+    config.name_or_path = ""  # the folder of a model does not change it
+    state_facts = {"state": str(list(layout.state_parts))} if layout.state_parts else {}
     return {
-        **parts,
+        **state_facts,
         "weights": state.hexdigest(),
         "class": type(loaded.model).__name__,
         "config": config.to_json_string(use_diff=False),
@@ -384,17 +395,17 @@ def model_facts(loaded: LoadedModel, block_size: int) -> dict[str, str]:
         "windows": str(loaded.windows),
         "torch": torch.__version__,
         "device": loaded.device.type,
-        # Torch's functions and the kernels differ in the last bits. What one computed should go on
-        # as it began.
+        # Torch's functions and the kernels differ in the last bits. A prefix should be continued by
+        # what computed its beginning.
         "attention": "torch" if loaded.kernel is None else type(loaded.kernel).__name__,
         "byte order": byteorder,
     }
 
 
-# These rotary frequencies depend on the longest sequence in the forward. A cached key would be
-# right for one length only, and sequences in a batch would influence each other.
 _LENGTH_DEPENDENT_ROPES = frozenset({"dynamic", "longrope"})
-# Configuration attribute -> what it means when it is set to anything true.
+"""Rotary embeddings whose frequencies depend on the longest sequence in the forward. A cached key
+would be right for one length only, and sequences in a batch would influence each other."""
+# Configuration attributes. The text says what a model has if the attribute is set to anything true.
 _UNSUPPORTED_ATTRIBUTES = {
     "alibi": "ALiBi position bias",
     "relative_attention_num_buckets": "relative position bias",
@@ -410,7 +421,7 @@ _LAYER_TYPES = frozenset({"mlp", "moe"}) | _ATTENDING_TYPES | _LINEAR_TYPES
 def check_config(config: PretrainedConfig) -> None:
     """Raise ModelRefused, with the reason, if paged attention can't be exact for this model.
 
-    Of a model with more than a text decoder, the decoder's configuration is checked.
+    If a model has more than a text decoder, only the decoder's configuration is checked.
     """
     config = config.get_text_config(decoder=True)
     name = getattr(config, "model_type", "unknown")
@@ -430,7 +441,7 @@ def check_config(config: PretrainedConfig) -> None:
     if not layer_types <= _LAYER_TYPES:
         unknown = sorted(layer_types - _LAYER_TYPES)
         raise ModelRefused(f"`{name}` models have layers of other kinds: {unknown}")
-    # One set of parameters, or one per layer type.
+    # The parameters are one set for all layers, or one set for each layer type.
     ropes = getattr(config, "rope_parameters", None)
     sets = [ropes, *ropes.values()] if isinstance(ropes, dict) else []
     for parameters in sets:
@@ -440,13 +451,13 @@ def check_config(config: PretrainedConfig) -> None:
 
 
 def has_state(config: PretrainedConfig) -> bool:
-    """Whether linear layers beside attention keep a state of each sequence."""
+    """Whether the model has linear layers beside attention, which keep a state of each sequence."""
     kinds = set(getattr(config, "layer_types", None) or ())
     return not kinds.isdisjoint(_LINEAR_TYPES) and not kinds.isdisjoint(_ATTENDING_TYPES)
 
 
 def layer_windows(config: PretrainedConfig) -> list[int | None]:
-    """Each layer's sliding window in tokens; None for a layer that sees everything."""
+    """Each layer's sliding window in tokens; None for a layer that attends to all tokens."""
     num_layers = config.num_hidden_layers
     layers = getattr(config, "per_layer_config", None) or [config] * num_layers
     windows = [getattr(layers[index], "sliding_window", None) for index in range(num_layers)]
@@ -458,7 +469,10 @@ def layer_windows(config: PretrainedConfig) -> list[int | None]:
 
 
 def kv_layout(model: PreTrainedModel) -> KvLayout:
-    """The KV shape of each attention layer and the parts of a state, as a forward calls them."""
+    """The shape of a token's keys and values, and the parts of a state. A forward shows both.
+
+    Raises ModelRefused for a model whose layers do not fit into one pool.
+    """
     config = model.config
     parameter = next(model.parameters())
     rank: int | None = getattr(config, "kv_lora_rank", None) or None
@@ -482,9 +496,9 @@ def kv_layout(model: PreTrainedModel) -> KvLayout:
         layers = [replace(layer, kv_heads=1, width=width) for layer in layers]
     places = {layer.layer: place for place, layer in enumerate(layers)}
     num_kv_heads = max(layer.kv_heads for layer in layers)
-    odd = [layer.layer for layer in layers if num_kv_heads % layer.kv_heads]
-    if odd:
-        raise ModelRefused(f"layer {odd[0]} has no part of the largest layer's KV heads")
+    unfit = [layer.layer for layer in layers if num_kv_heads % layer.kv_heads]
+    if unfit:
+        raise ModelRefused(f"layer {unfit[0]} has no part of the largest layer's KV heads")
     return KvLayout(
         num_layers=len(layers),
         num_kv_heads=num_kv_heads,

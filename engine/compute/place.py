@@ -1,8 +1,8 @@
-"""How keys turn that are copied to other positions.
+"""How a key turns when it is copied to another position.
 
-A turn by rotary position embeddings depends on the distance alone where the frequencies do not
-depend on the length (arXiv 2104.09864). Whether a model's keys are of that kind is measured, by
-layer: a single token has the same key at every position, except for its turn.
+Rotary position embeddings turn a key (arXiv 2104.09864). Where their frequencies do not depend on
+the length, the turn depends on the distance alone. Each layer of a model is measured for that. A
+single token has the same key at every position, except for the turn.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,8 @@ from engine.compute.loading import LoadedModel
 from engine.schedule.runner import Work
 
 _TOLERANCE = 0.02
-"""A share of a key's greatest number. Rounding to 16 bits differs by less, a wrong turn by more."""
+"""The tolerated difference, as a share of the greatest number of the keys. Rounding to 16 bits
+makes a smaller difference, and a wrong turn makes a larger one."""
 
 Style = Literal["none", "halves", "pairs"]
 STYLES: tuple[Style, ...] = ("none", "halves", "pairs")
@@ -23,8 +24,8 @@ STYLES: tuple[Style, ...] = ("none", "halves", "pairs")
 class Turns:
     """How each layer's keys turn: not at all, in two halves, or in neighbouring pairs.
 
-    `frequencies` (turned numbers / 2) are in radians a position. A head's numbers behind those are
-    not turned.
+    `frequencies` are in radians for each position. Their number is half of the numbers of a head
+    that turn. The numbers behind these do not turn.
     """
 
     def __init__(self, frequencies: torch.Tensor, styles: Sequence[Style] = ()) -> None:
@@ -32,7 +33,7 @@ class Turns:
         self.styles = styles
 
     def turned(self, keys: torch.Tensor, distance: int, style: Style) -> torch.Tensor:
-        """Keys (..., head_dim) moved by so many positions, computed in float32."""
+        """Keys (..., head_dim) moved by `distance` positions. The turn is computed in float32."""
         if style == "none" or not distance:
             return keys
         angles = self.frequencies * distance
@@ -52,7 +53,7 @@ class Turns:
 
 @torch.inference_mode()
 def find_turns(loaded: LoadedModel) -> Turns | None:
-    """How the model's keys turn. None: they can't be moved so."""
+    """How the model's keys turn; None: they can't be moved in any known style."""
     modules = (getattr(module, "inv_freq", None) for module in loaded.model.modules())
     frequencies = next((buffer for buffer in modules if isinstance(buffer, torch.Tensor)), None)
     if frequencies is None or 2 * len(frequencies) > loaded.layout.head_dim:

@@ -1,4 +1,4 @@
-"""The model behind the scheduler: one step in, the next tokens out."""
+"""The model behind the scheduler. It takes a step's works and returns their next tokens."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -33,23 +33,29 @@ from engine.schedule.runner import SampleParams, Work
 class Kernel(Protocol):
     """A paged kernel (`engine.compute.attention.kernel`, `engine.compute.attention.cpu_kernel`)."""
 
+    # The most rows of a wide tile, for `tiles.cut`.
     tile_rows: int
 
     @property
     def name(self) -> str:
-        """As `Description.attention` tells it."""
+        """The name that `Description.attention` has."""
         ...
 
-    def step(self, tiles: Tiles, positions: torch.Tensor) -> Attend: ...
-    def over(self, placed: PlacedTiles) -> Attend: ...
+    def step(self, tiles: Tiles, positions: torch.Tensor) -> Attend:
+        """The attention function of one step. `positions` (rows) are those of its tokens."""
+        ...
+
+    def over(self, placed: PlacedTiles) -> Attend:
+        """The attention function over these tiles. It reads them anew at each call."""
+        ...
 
 
 def _draw_plain(
     logits: torch.Tensor, drawing: Sequence[tuple[int, SampleParams, Work]]
 ) -> dict[int, TokenId]:
-    """By row a token of each work's first row, where neither a grammar nor a bias changes it.
+    """Draw at once for the first rows of works that have neither a grammar nor a bias.
 
-    All of them are drawn at once. `logits` are (rows, vocabulary).
+    `logits` are (rows, vocabulary). The result has the tokens by row. Greedy rows are left out.
     """
     rows: list[int] = []
     params_of_rows: list[SampleParams] = []
@@ -69,8 +75,8 @@ def _draw_plain(
 class TorchRunner:
     """An `engine.schedule.runner.Runner` over a transformers model and a KV pool.
 
-    `windows` are the layers' sliding windows (`engine.compute.loading.layer_windows`). `kernel`
-    None attends by torch's own functions.
+    `windows` are the layers' sliding windows (`engine.compute.loading.layer_windows`). Without a
+    `kernel` torch's own functions attend.
     """
 
     def __init__(
@@ -86,7 +92,8 @@ class TorchRunner:
         self.host = host
         self._model = model
         self._windows = windows
-        # A window hides keys of a shared prefix from some rows and not from others.
+        # A window hides keys of a shared prefix from some sequences only. So such a prefix can't be
+        # one tile for all of them.
         self._shares = not any(windows)
         self.num_heads: int = model.config.get_text_config().num_attention_heads
         self.adapters = Adapters(model)
@@ -102,9 +109,9 @@ class TorchRunner:
         self.load = pool.load
 
     def capture_decodes(self, sizes: GraphSizes, capture: Capture) -> None:
-        """Capture decode steps of these sizes; the pool has a scratch block. Raises ModelRefused.
+        """Capture decode steps of these sizes. Raise ModelRefused if they can't be captured.
 
-        There must be a kernel, and no recurrent state.
+        There must be a kernel and a scratch block of the pool, and no recurrent state.
         """
         kernel = self._kernel
         assert kernel is not None
@@ -132,7 +139,7 @@ class TorchRunner:
                 return list(launched)
         model_logits = self.logits(works)
         if all(work.sample is None for work in works):
-            # A draw waits for the device. Nothing else here does, and the caller times the step.
+            # The caller times the step. Without a draw nothing else would wait for the device.
             self.pool.wait()
         counts = (0 if work.sample is None else 1 + len(work.draft) for work in works)
         firsts = list(accumulate(counts, initial=0))
@@ -141,7 +148,7 @@ class TorchRunner:
             for row, work in zip(firsts, works, strict=False)
             if work.sample is not None
         ]
-        # A work that has a repetition penalty has no draft.
+        # A work with a repetition penalty has no draft, so it has no other rows.
         logits = penalized(
             model_logits,
             {
@@ -150,8 +157,8 @@ class TorchRunner:
                 if work.seen is not None
             },
         )
-        is_wanted = any(is_greedy(params) for _, params, _ in drawing)
-        best: list[TokenId] = logits.argmax(-1).tolist() if is_wanted else []
+        has_greedy = any(is_greedy(params) for _, params, _ in drawing)
+        best: list[TokenId] = logits.argmax(-1).tolist() if has_greedy else []
         token_of = _draw_plain(logits, drawing)
 
         def draw(row: int, params: SampleParams, position: int, work: Work) -> TokenId:
@@ -171,7 +178,7 @@ class TorchRunner:
                 continue
             token = draw(row, work.sample, work.next_position, work)
             tokens[index] = token
-            # Behind the proposed ones that were drawn.
+            # A further token is drawn behind each proposed token that was right.
             for place, proposed in enumerate(work.draft, 1):
                 if token != proposed:
                     break
@@ -180,12 +187,15 @@ class TorchRunner:
         return tokens
 
     def logits(self, works: Sequence[Work]) -> torch.Tensor:
-        """Compute a step; the logits (draws, vocabulary), work by work."""
+        """Compute a step. Return the logits (draws, vocabulary), in the order of the works."""
         return self.visit(works)[0]
 
     @torch.inference_mode()
     def replay(self, token_ids: Sequence[TokenId], start: int, replay: Replay) -> None:
-        """Run tokens at positions start, start + 1, … over a prefix in the pool."""
+        """Run tokens at positions start, start + 1, … over a prefix in the pool.
+
+        The pool is not written to.
+        """
         work = Work(token_ids=token_ids, start=0, block_table=[0] * len(token_ids))
         batch = build_batch([work], self.pool.block_size, self.pool.device)
         replay.positions = batch.positions + start
@@ -202,9 +212,10 @@ class TorchRunner:
         )
 
     def write_layers(self, works: Sequence[Work], depth: int) -> None:
-        """Compute and write the keys and values of the first `depth` layers, and nothing else.
+        """Compute and write only the keys and values of the first `depth` layers.
 
-        Those that later layers have in the same slots stay. Several works may be of one sequence.
+        The later layers' keys and values in the same slots do not change. Several works may be of
+        one sequence.
         """
         if depth:
             with suppress(DepthReached):
@@ -214,9 +225,9 @@ class TorchRunner:
     def visit(
         self, works: Sequence[Work], depth: int | None = None
     ) -> tuple[torch.Tensor, list[int]]:
-        """Compute a step; its logits, and the layers whose attention ran, in order.
+        """Compute a step. Return its logits and the layers whose attention ran, in order.
 
-        Raises DepthReached behind the keys and values of `depth` layers.
+        Raises DepthReached once the keys and values of `depth` layers are written.
         """
         batch = build_batch(
             works,

@@ -12,14 +12,17 @@ from engine.cache.ids import TokenId
 from engine.schedule.runner import DrawnProbs, SampleParams
 
 LEAST_LOGPROB = -9999.0
-"""The log-probability told of a token that the model rules out. JSON has no infinity."""
-_FRACTION_BITS = 53  # of a double: as many as a uniform number in [0, 1) has
+"""The least log-probability that is reported. JSON has no infinity for a token that the model rules
+out."""
+_FRACTION_BITS = 53
+"""The bits of a double's fraction. A uniform number in [0, 1) has as many."""
 HEAD = 256
-"""So many of the likeliest tokens are ordered first."""
+"""The number of likeliest tokens that are ordered first."""
 _WIDTHS = (64, HEAD)
-"""The same where a top-k is smaller than these. One more than a top-k tells what is as likely."""
+"""The numbers of likeliest tokens that are ordered for a top-k. The first that is greater than the
+top-k is used: one token more shows whether another is as likely as the last."""
 _MAX_NUMBERS = 1 << 22
-"""How many logits are ordered at a time, in some 160 MB."""
+"""The most logits that are ordered at a time. They take some 160 MB."""
 
 
 def is_greedy(params: SampleParams) -> bool:
@@ -32,12 +35,13 @@ def sample(
 ) -> int:
     """Draw the token at `position` from one row of logits (vocabulary).
 
-    Only `allowed` tokens are drawn (a bit each, lowest first; None: all). A token that is not
-    allowed takes no place in top-k or top-p.
+    `allowed` has one bit for each token that may be drawn, the lowest first; None: all may. A token
+    that is not allowed takes no place in top-k or top-p.
 
-    The order is temperature, min-p, top-k, top-p (the smallest set whose probability reaches it,
-    of what the others leave). The drawn token is the one at which the cumulative distribution, most
-    likely first, passes a uniform number.
+    The temperature is applied first, then min-p, top-k and top-p. Top-p keeps the smallest set of
+    the remaining tokens whose probability reaches it. The kept tokens are ordered by probability,
+    the most likely first. The drawn token is the one at which their cumulative distribution passes
+    a uniform number.
     """
     num_kept = logits.shape[-1]
     if allowed is not None:
@@ -57,14 +61,14 @@ def sample_rows(
     positions: Sequence[int],
     num_kept: int | None = None,
 ) -> list[int]:
-    """Draw from each row of logits (rows, vocabulary) what `sample` draws from it.
+    """Draw from each row of logits (rows, vocabulary) the token that `sample` draws.
 
-    No row is greedy. `num_kept` tokens can be drawn, None: all.
+    No row may be greedy. `num_kept` is the number of tokens that are allowed; None: all.
     """
     vocabulary = logits.shape[-1]
     num_kept = vocabulary if num_kept is None else num_kept
-    # By how many of the likeliest tokens are ordered first, and whether these are all that is
-    # drawn from.
+    # The rows, by the number of likeliest tokens that are ordered first, and by whether top-k lets
+    # only these be drawn.
     kinds = defaultdict(list)
     for index, row in enumerate(params):
         is_within = 0 < row.top_k < num_kept
@@ -74,32 +78,33 @@ def sample_rows(
     at_a_time = rows_at_a_time(vocabulary)
     for (width, is_within), indexes in kinds.items():
         for begin in range(0, len(indexes), at_a_time):
-            some = indexes[begin : begin + at_a_time]
+            part = indexes[begin : begin + at_a_time]
             columns = _columns_of(
-                [params[i] for i in some],
-                [positions[i] for i in some],
+                [params[i] for i in part],
+                [positions[i] for i in part],
                 logits.device,
                 is_within=is_within,
             )
-            drawn = _drawn(logits[some].float(), columns, width, is_within=is_within)
-            for index, token in zip(some, drawn.tolist(), strict=True):
+            drawn = _draw_all(logits[part].float(), columns, width, is_within=is_within)
+            for index, token in zip(part, drawn.tolist(), strict=True):
                 tokens[index] = token
     return tokens
 
 
 class DrawColumns(NamedTuple):
-    """How each row is drawn from, a column (rows, 1) each."""
+    """The parameters of each row's draw, each as a column (rows, 1)."""
 
+    # The temperatures.
     heat: torch.Tensor
     top_p: torch.Tensor
     min_p: torch.Tensor
-    # `uniform`'s.
+    # The numbers of `uniform`.
     numbers: torch.Tensor
-    # At least the vocabulary: off. None: off for all rows.
+    # A value of at least the vocabulary's size means no top-k; None: no row has a top-k.
     top_k: torch.Tensor | None
 
     def of_rows(self, rows: torch.Tensor) -> "DrawColumns":
-        """Those of some rows."""
+        """The columns of some rows."""
         return DrawColumns(
             self.heat[rows],
             self.top_p[rows],
@@ -136,11 +141,12 @@ def draw(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw from each row of logits (rows, vocabulary) of 32 bits by its `width` likeliest tokens.
 
-    Most draws fall among few tokens, and sorting a large vocabulary takes long. The second result
-    is False for rows that these tokens do not decide: where top-k is wider, or a draw falls behind
-    them or among tokens as likely as the last of them. `is_within`: no top-k is wider.
+    Most draws fall among few tokens, and sorting a large vocabulary takes long. The first result
+    has the tokens (rows). The second (rows) is False for rows that these tokens do not decide. Such
+    a row has a wider top-k, or its draw falls behind the likeliest tokens, or it falls among tokens
+    that are as likely as the last of them. `is_within` says that no top-k is wider.
 
-    It asks the device for nothing, so it may be a part of a CUDA graph.
+    The host reads nothing from the device here, so the draw may be a part of a CUDA graph.
     """
     values, order = torch.topk(rows, width)
     order, by_token = order.sort(-1)
@@ -159,29 +165,32 @@ def draw(
     return drawn, is_decided[:, 0]
 
 
-def _drawn(
+def _draw_all(
     rows: torch.Tensor, columns: DrawColumns, width: int, *, is_within: bool
 ) -> torch.Tensor:
-    """Draw from each row, by all of its tokens where `width` of them do not decide."""
+    """Draw from each row. All of a row's tokens are ordered if the `width` likeliest do not
+    decide."""
     drawn, is_decided = draw(rows, columns, width, is_within=is_within)
-    left = (~is_decided).nonzero()[:, 0]
-    if len(left):
-        values, order = torch.sort(rows[left], descending=True, stable=True)
-        some = columns.of_rows(left)
-        places, _ = _places(_weights(values, values, some), some)
-        drawn[left] = order.gather(-1, places)[:, 0]
+    undecided = (~is_decided).nonzero()[:, 0]
+    if len(undecided):
+        values, order = torch.sort(rows[undecided], descending=True, stable=True)
+        row_columns = columns.of_rows(undecided)
+        places, _ = _places(_weights(values, values, row_columns), row_columns)
+        drawn[undecided] = order.gather(-1, places)[:, 0]
     return drawn
 
 
 def rows_at_a_time(vocabulary: int) -> int:
-    """How many rows of logits are ordered at a time, so that their copies stay small."""
+    """The number of rows of logits that are ordered at a time. It keeps their copies small."""
     return max(_MAX_NUMBERS // vocabulary, 1)
 
 
 def _weights(logits: torch.Tensor, ordered: torch.Tensor, columns: DrawColumns) -> torch.Tensor:
-    """The probabilities of logits (rows, tokens), as multiples of the most likely token's. That
-    token is the first of `ordered`. Probabilities below `min_p` are 0."""
-    # The largest is subtracted first so that no temperature overflows.
+    """The probabilities of logits (rows, tokens), as shares of the most likely token's probability.
+
+    That token is the first of `ordered`. Shares below `min_p` become 0.
+    """
+    # The largest logit is subtracted first, so that no temperature makes a number overflow.
     weights = (logits - ordered[:, :1]).double().div_(columns.heat).exp_()
     return weights.masked_fill_(weights < columns.min_p, 0.0)
 
@@ -189,10 +198,11 @@ def _weights(logits: torch.Tensor, ordered: torch.Tensor, columns: DrawColumns) 
 def _places(
     weights: torch.Tensor, columns: DrawColumns, whole: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each row's draw as a place in `weights` (rows, tokens), which are the most likely first.
+    """Each row's draw, as a place in `weights` (rows, tokens), the most likely first.
 
-    `whole` is the weight of all tokens, for rows whose top-k is wider than these. The second result
-    is the last place that was looked at. The others are (rows, 1).
+    `whole` (rows, 1) is the weight of all tokens. It is used for rows whose top-k is wider than
+    `weights`; None: `weights` has all tokens. Both results are (rows, 1): the places, and the last
+    place on which the draw depends.
     """
     num = weights.shape[-1]
     if columns.top_k is not None:
@@ -213,18 +223,22 @@ def _places(
 
 
 def biased(logits: torch.Tensor, bias: Mapping[TokenId, float] | None) -> torch.Tensor:
-    """One row of logits (vocabulary), raised by the bias. Tokens beyond the vocabulary are left
-    out."""
+    """One row of logits (vocabulary), with the bias added. Tokens beyond the vocabulary are
+    ignored."""
     known = [] if bias is None else [token for token in bias if token < logits.shape[-1]]
     if bias is None or not known:
         return logits
-    raised = torch.tensor([bias[token] for token in known], dtype=torch.float32)
+    added = torch.tensor([bias[token] for token in known], dtype=torch.float32)
     token_ids = torch.tensor(known, dtype=torch.long, device=logits.device)
-    return logits.float().index_add(-1, token_ids, raised.to(logits.device))
+    return logits.float().index_add(-1, token_ids, added.to(logits.device))
 
 
 def penalized(logits: torch.Tensor, seen: Mapping[int, tuple[bytearray, float]]) -> torch.Tensor:
-    """Logits (rows, vocabulary), in which each row's tokens seen are less likely by its penalty."""
+    """Logits (rows, vocabulary) after repetition penalties. `seen` has the penalized rows.
+
+    A row has a byte for each token, 1 if the token was seen, and its penalty. A seen token's logit
+    is divided by the penalty if it is positive, and multiplied otherwise.
+    """
     if not seen:
         return logits
     lowered = logits.clone()
@@ -237,7 +251,7 @@ def penalized(logits: torch.Tensor, seen: Mapping[int, tuple[bytearray, float]])
 
 
 def tell_probs(logits: torch.Tensor, token: TokenId, probs: DrawnProbs) -> None:
-    """Fill `probs` from one row of logits (vocabulary) after `token` was drawn."""
+    """Fill `probs` for the drawn `token`, from its row of logits (vocabulary)."""
     logprobs = torch.log_softmax(logits.float(), dim=-1).clamp(min=LEAST_LOGPROB)
     probs.drawn = float(logprobs[token])
     values, token_ids = torch.topk(logprobs, min(probs.num_top, logprobs.shape[-1]))
@@ -245,6 +259,6 @@ def tell_probs(logits: torch.Tensor, token: TokenId, probs: DrawnProbs) -> None:
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1), hashed from both. No generator state must be kept or restored."""
+    """A number in [0, 1): a hash of both arguments. So no state of a generator must be kept."""
     digest = blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
     return float(int.from_bytes(digest) >> (64 - _FRACTION_BITS)) / (1 << _FRACTION_BITS)

@@ -1,8 +1,10 @@
-"""Which tokens of a prefix a layer keeps. Each way has its source and formula, as in kvpress 0.5.5.
+"""Scorers choose which tokens of a prefix a layer keeps. Each one names its source and formula.
 
-Every way scores a layer's tokens by head: the higher, the more worth keeping. `SCORE_KEYS` are made
-of the layer's rotated keys (heads, tokens, head size) and of the number of tokens that are kept.
-`SCORE_ATTENDED` are made of the sums of attention that each token got (heads, tokens).
+The formulas are those of kvpress 0.5.5, except where a docstring tells a difference. A scorer gives
+scores (heads, tokens) for one layer. A token with a higher score is more worth keeping. The scorers
+of `SCORE_KEYS` take the layer's rotated keys (heads, tokens, head size) and the number of tokens
+that are kept. The scorers of `SCORE_ATTENDED` take the sum of attention that each token got (heads,
+tokens).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,29 +17,30 @@ from engine.cache.ids import TokenId
 from engine.protocol import Scorer
 
 SINKS = 4
-"""The first tokens are always kept: attention that has nowhere to go goes there."""
+"""The number of first tokens that are always kept. Attention that is of no use elsewhere gathers
+there."""
 CHUNK = 20
-"""Tokens of a chunk of ChunkKV."""
+"""The tokens of a chunk of ChunkKV."""
 WINDOW = 64
-"""SnapKV's last tokens, whose attention counts."""
+"""The number of last tokens whose attention SnapKV counts."""
 KERNEL = 5
-"""Neighbours that SnapKV averages."""
+"""The number of neighbours over which SnapKV averages."""
 PIECE = 2048
-"""Tokens that KVzip repeats at once."""
+"""The tokens that KVzip repeats at once."""
 BEFORE = 8
-"""Tokens in front of a piece that tell where it begins."""
+"""The number of tokens in front of a piece that show where it begins."""
 REPEAT = "\n\nRepeat the previous context exactly."
 REPEAT_PART = "\n\nRepeat the part of the previous context exactly, starting with"
 
 
 class Instructions(NamedTuple):
-    """What tells a model to repeat its prompt (`pieces`), in tokens."""
+    """The tokens that ask a model to repeat its prompt (`pieces`)."""
 
     # REPEAT, for the first piece.
     repeat: Sequence[TokenId]
-    # REPEAT_PART, which the tokens in front of the piece follow.
+    # REPEAT_PART, for later pieces. The tokens in front of the piece follow it.
     repeat_part: Sequence[TokenId]
-    # What begins an answer.
+    # The beginning of an answer.
     turn: Sequence[TokenId]
 
 
@@ -53,8 +56,9 @@ def keydiff(keys: torch.Tensor, _num_kept: int) -> torch.Tensor:
 def chunkkv(keys: torch.Tensor, num_kept: int) -> torch.Tensor:
     """ChunkKV (arXiv 2502.00299): neighbours are kept together, so that they have a meaning.
 
-    A token's score is the mean over its chunk of the heads' sum of KeyDiff's, since SnapKV's knows
-    the question. kvpress keeps whole chunks alone; the last one may be cut to fit the blocks here.
+    A token's score is the mean over its chunk of the sum over heads of KeyDiff's scores. SnapKV's
+    scores are not used, because they are made for a window that holds the question. kvpress keeps
+    only whole chunks. Here the last chunk may be cut to fit the blocks.
     """
     pieces = torch.split(keydiff(keys, num_kept).sum(0), CHUNK)
     return torch.cat([piece.mean().expand(len(piece)) for piece in pieces])[None]
@@ -63,7 +67,7 @@ def chunkkv(keys: torch.Tensor, num_kept: int) -> torch.Tensor:
 def sinks(keys: torch.Tensor, num_kept: int) -> torch.Tensor:
     """StreamingLLM (arXiv 2309.17453): the first four tokens and the last ones are kept.
 
-    What stands in the middle is gone: a control, and rarely a choice.
+    The middle of the prefix is lost. This scorer is a control, and rarely a choice.
     """
     scores = torch.ones_like(keys[..., 0])
     scores[:, SINKS : SINKS + keys.shape[1] - num_kept] = 0
@@ -71,27 +75,30 @@ def sinks(keys: torch.Tensor, num_kept: int) -> torch.Tensor:
 
 
 def random(keys: torch.Tensor, num_kept: int) -> torch.Tensor:
-    """Tokens drawn at random, alike for equal lengths: the control of every other way."""
+    """Tokens are drawn at random, as a control of all other scorers.
+
+    The scores are the same for the same number of tokens and of kept tokens.
+    """
     generator = torch.Generator().manual_seed(num_kept)
     return torch.rand(keys.shape[:2], generator=generator).to(keys.device)
 
 
 def snapkv(attended: torch.Tensor) -> torch.Tensor:
-    """SnapKV (arXiv 2404.14469): what the last 64 tokens attend to is kept, and they are.
+    """SnapKV (arXiv 2404.14469): the last 64 tokens are kept, and the tokens that they attend to.
 
-    score_i = their mean attention to token i over the heads of a group, averaged over 5 neighbours;
-    of the 64 themselves the most of any score, and 1. Made for a window that holds the question:
-    here it does not, and it is a control.
+    score_i = the mean attention of the 64 tokens and of the heads of a group to token i, averaged
+    over 5 neighbours. The 64 tokens themselves have the largest score plus 1. SnapKV is made for a
+    window that holds the question. Here the window does not hold it, so the scorer is a control.
     """
     scores = avg_pool1d(attended[:, :-WINDOW] / WINDOW, KERNEL, 1, KERNEL // 2)
     return pad(scores, (0, WINDOW), value=float(scores.max()) + 1)
 
 
 def h2o(attended: torch.Tensor) -> torch.Tensor:
-    """H2O (arXiv 2306.14048): what the prefix's own tokens attend to most is kept.
+    """H2O (arXiv 2306.14048): the tokens to which the prefix's own tokens attend most are kept.
 
-    score_i = the mean over the tokens from i on of their attention to token i, over the heads of a
-    group; a sum alone would favour the first tokens.
+    score_i = the mean attention to token i, over all tokens from i on and over the heads of a
+    group. A sum in place of the mean would favour the first tokens.
     """
     return attended / torch.arange(attended.shape[1], 0, -1, device=attended.device)
 
@@ -111,27 +118,29 @@ SCORE_ATTENDED: Mapping[Scorer, Callable[[torch.Tensor], torch.Tensor]] = {
 def pieces(
     tokens: Sequence[TokenId], instructions: Instructions
 ) -> Iterator[tuple[range, list[TokenId]]]:
-    """KVzip (arXiv 2505.23416): what the model needs to repeat the prefix is kept.
+    """KVzip (arXiv 2505.23416): the tokens that the model needs to repeat the prefix are kept.
 
-    Yield the places of each piece of 2,048 tokens, and what runs behind the prefix for it: the
-    model is told to repeat the piece, and runs as if it did. score_i = the most attention that any
-    token of the repetition, in any head of the KV head's group, gives token i. Attention is shared
-    among the piece, the sinks and the repetition. kvpress's budgets may differ by head and layer;
-    here each layer keeps as much. No question is needed: of the known ways it is the best for
-    questions that come later.
+    Yield the places of each piece of 2,048 tokens, and the tokens that run behind the prefix for
+    it. These tokens ask the model to repeat the piece, and then repeat it.
+
+    score_i = the largest attention to token i, of any token of the repetition in any head of the KV
+    head's group. The softmax runs over the piece, the sinks and the repetition. In kvpress the
+    number of kept tokens may differ by head and layer. Here it is the same for all layers. KVzip
+    needs no question. Of the known scorers it is the best for questions that come later.
     """
     for begin in range(0, len(tokens), PIECE):
         piece = tokens[begin : begin + PIECE]
-        wish = instructions.repeat
+        request = instructions.repeat
         if begin:
-            wish = [*instructions.repeat_part, *tokens[begin - BEFORE : begin]]
-        yield range(begin, begin + len(piece)), [*wish, *instructions.turn, *piece]
+            request = [*instructions.repeat_part, *tokens[begin - BEFORE : begin]]
+        yield range(begin, begin + len(piece)), [*request, *instructions.turn, *piece]
 
 
 def choose(scores: torch.Tensor, num_kept: int) -> torch.Tensor:
-    """The kept tokens in order. All heads keep the same, by the mean of `scores` (heads, tokens).
+    """The places of the kept tokens, in order. `scores` are (heads, tokens).
 
-    Of equal scores the earlier token is kept.
+    All heads keep the same tokens, those with the highest mean score. The first SINKS tokens are
+    always among them. If scores are equal, the earlier token is kept.
     """
     together = scores.mean(0)
     together[:SINKS] = torch.inf

@@ -1,8 +1,8 @@
-"""Prompt look-up: the tokens that followed the last ones before are proposed to follow them again.
+"""Prompt look-up: if the last tokens occurred before, the tokens that followed them are proposed.
 
 Agents repeat what they read: file contents, identifiers, earlier answers (Saxena, "Prompt Lookup
-Decoding", 2023; vLLM calls it `ngram`). A proposal costs no model. The model itself finds out
-whether it is right, in one forward for all of it.
+Decoding", 2023; vLLM calls it `ngram`). A proposal needs no second model. The model itself checks
+all tokens of a proposal in one forward.
 """
 
 from collections.abc import Sequence
@@ -13,28 +13,34 @@ from numpy.typing import NDArray
 from engine.cache.ids import TokenId
 
 LEAST_MATCH = 2
-"""The fewest last tokens that must have come before, in the same order."""
+"""The fewest last tokens that must have occurred before, in the same order."""
 MOST_MATCH = 8
-"""The most last tokens that are compared, to choose among the places where they came before."""
+"""The most last tokens that are compared. A place where more of them agree is preferred."""
 MOST_PLACES = 4096
-"""The latest places of the last token are compared, so many at most."""
+"""The most earlier places of the last token that are compared. They are the latest ones."""
 WINDOW = 131_072
-"""How many tokens back a search looks. It takes some 50 µs for 100,000 tokens, in proportion."""
+"""How many tokens back a search looks. It takes some 50 µs for 100,000 tokens, and its time is
+proportional to their number."""
 
 
 class NgramDrafter:
-    """Proposes one choice's next tokens. It keeps the tokens that it was shown, so each is
-    converted once."""
+    """Proposes the next tokens of one choice.
+
+    It keeps the tokens of earlier calls, so each token is converted once.
+    """
 
     def __init__(self, max_tokens: int) -> None:
-        """`max_tokens` of one proposal, positive."""
+        """A proposal has at most `max_tokens` tokens, which is positive."""
         self._max_tokens = max_tokens
         self._length = max_tokens
         self._tokens: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._num = 0
 
     def propose(self, tokens: Sequence[TokenId]) -> list[TokenId]:
-        """What may follow `tokens`, which begin with the last call's. Empty: not known."""
+        """The tokens that may follow `tokens`; empty if none are known.
+
+        `tokens` must begin with the tokens of the last call.
+        """
         if len(tokens) > len(self._tokens):
             room = np.empty(len(tokens) + len(tokens) // 2 + 64, dtype=np.int64)
             room[: self._num] = self._tokens[: self._num]
@@ -55,15 +61,17 @@ class NgramDrafter:
             matched = matched + 1
         if matched < LEAST_MATCH:
             return []
-        # Those behind the end repeat what was taken, as a loop does.
+        # A proposal that reaches the end of the tokens repeats itself, as a loop does.
         start = int(places[-1]) + 1
         period = len(known) - start
         return [int(known[start + index % period]) for index in range(self._length)]
 
     def verified(self, num_proposed: int, num_accepted: int) -> None:
-        """Learn how many tokens of a proposal were right. The next proposal has as many, or more.
+        """Learn how many tokens of a proposal were right.
 
-        A proposal that was wrong costs the time of the tokens behind its last right one.
+        After a wrong token the next proposal is one token longer than the right part. After a
+        proposal that was all right it is twice as long. Each token behind a wrong one costs time
+        for nothing.
         """
         grown = 2 * num_proposed if num_accepted == num_proposed else num_accepted + 1
         self._length = min(max(grown, 1), self._max_tokens)

@@ -1,10 +1,10 @@
-"""What it costs in quality to read a sibling model's entries.
+"""Measures how much quality is lost when a model reads a sibling model's entries.
 
-`python -m engine profile-variant` measures it. A sibling has the same architecture and tokenizer,
-and other weights. The first k layers' keys and values of a prefix are computed with the model's own
-weights. In the other layers the sibling's are read. (So does DroidSpeak, arXiv 2411.02820, whose
-group of computed layers may also begin later.) The model goes on with texts of its own, and its
-distributions are compared with exact ones. The bounds are the gate's.
+`python -m engine profile-variant` runs it. A sibling has the same architecture and tokenizer, and
+other weights. For the first k layers the keys and values of a prefix are computed with the model's
+own weights. For the other layers the sibling's keys and values are read. DroidSpeak does the same
+(arXiv 2411.02820), but its group of computed layers may also begin later. The model then continues
+texts of its own, and its distributions are compared with exact ones. The bounds are the gate's.
 """
 
 import math
@@ -22,17 +22,18 @@ from engine.protocol.reports import Technique
 
 NUM_TEXTS = 8
 MAX_STEPS = 10
-"""The most numbers of layers that are measured, from none to all."""
+"""The most steps from no computed layer to all of them."""
 _WITHOUT_EFFECT = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
-"""Fields of a configuration that don't change keys and values."""
+"""The fields of a configuration that don't change keys and values."""
 
 
 @torch.inference_mode()
 def profile(own_model: Any, sibling: Any, num_texts: int = NUM_TEXTS) -> Iterator[Technique]:
-    """Compare two models of transformers, for some numbers of computed layers from none to all.
+    """Compare two models of transformers. Yield a result for each measured number of computed
+    layers, from none to all.
 
-    Raises ModelRefused for models that are no siblings, or whose layers keep anything but keys and
-    values of all tokens.
+    Raises ModelRefused for models that are no siblings, or that have layers which keep anything but
+    the keys and values of all tokens.
     """
     _check_siblings(own_model, sibling)
     texts = _new_texts(own_model, num_texts)
@@ -72,7 +73,7 @@ def _config_of(model: Any) -> dict[str, Any]:
 
 
 def _new_texts(model: Any, num_texts: int) -> torch.Tensor:
-    """Texts that the model draws (texts, tokens)."""
+    """Texts (texts, tokens) that the model draws."""
     begin = model.config.bos_token_id
     first = torch.full((num_texts, 1), begin if isinstance(begin, int) else 0)
     length = PREFIX_TOKENS + REST_TOKENS
@@ -92,7 +93,10 @@ def _new_texts(model: Any, num_texts: int) -> torch.Tensor:
 
 
 def profile_directories(directories: tuple[str, str]) -> list[Technique]:
-    """`profile` of the models in two directories. Raises ModelRefused, OSError and ValueError."""
+    """Run `profile` with the models of two directories: the model's own and the sibling's.
+
+    Raises ModelRefused, OSError and ValueError.
+    """
     tokenizers: Any = AutoTokenizer
     models: Any = AutoModelForCausalLM
     vocabularies = [tokenizers.from_pretrained(path).get_vocab() for path in directories]
@@ -106,21 +110,21 @@ def profile_directories(directories: tuple[str, str]) -> list[Technique]:
 
 
 def judge(rows: Sequence[Technique]) -> list[Technique]:
-    """The rows as the gate of this version judges them."""
+    """The rows, judged anew by the bounds of this version's gate."""
     return [
         replace(row, is_allowed=row.kl <= MAX_KL and row.agreement >= MIN_AGREEMENT) for row in rows
     ]
 
 
 def num_layers(rows: Sequence[Technique]) -> int:
-    """The layers of the models. If all are computed, answers are exact."""
+    """The number of layers of the models. With all layers computed, answers are exact."""
     return int(rows[-1].parameter)
 
 
 def least_layers(rows: Sequence[Technique]) -> int | None:
-    """The least number of computed layers. None where that is every layer.
+    """The least number of computed layers that the gate allows; None if it is all layers.
 
-    Every greater number must be allowed too, so that no single result decides.
+    All measured greater numbers must be allowed too, so that no single result decides.
     """
     refused = max((row.parameter for row in rows if not row.is_allowed), default=-1)
     counts = (int(row.parameter) for row in rows[:-1] if row.parameter > refused)

@@ -1,6 +1,6 @@
-"""The arithmetic of attention.
+"""The arithmetic of attention by torch's own functions.
 
-Decoding sequences, with one new token each, are attended together.
+Decoding sequences have one new token each, and are attended together.
 """
 
 from dataclasses import dataclass
@@ -16,26 +16,26 @@ from engine.compute.kv import KvPool
 class Layer:
     """One attention layer, as a step computes it."""
 
-    # Its place in the pool.
+    # The layer's place in the pool.
     index: int
-    # Scores are multiplied by it.
+    # The factor of the scores.
     scaling: float
-    # A token attends to so many of the last tokens only. None: to all.
+    # The number of last tokens to which a token attends; None: it attends to all.
     window: int | None
-    # Scores are capped softly at it. None: they are not.
+    # The value at which scores are softly capped; None: they are not capped.
     softcap: float | None
-    # One more score of each row of a head (heads, float32), without a value: it takes part in the
-    # softmax's denominator alone (arXiv 2508.10925, section 2.2).
+    # (heads), float32. A head's sink is one more score in each of its rows. It has no value, so it
+    # counts only in the denominator of the softmax (arXiv 2508.10925, section 2.2).
     sinks: torch.Tensor | None = None
 
 
 def attend_decodes(
     query: torch.Tensor, group: DecodeGroup, pool: KvPool, layer: Layer
 ) -> torch.Tensor:
-    """Attend one token of each sequence, together (heads, sequences, head_dim).
+    """Attend one token of each sequence. `query` and the result are (heads, sequences, head_dim).
 
-    The query heads that share a KV head take the place of query tokens, so that keys and values
-    are not repeated.
+    The query heads that share a KV head take the place of query tokens. So keys and values are not
+    repeated.
     """
     num_heads, num_sequences, head_dim = query.shape
     first = first_visible_block(group.earliest, layer.window, pool.block_size)
@@ -63,7 +63,10 @@ def first_visible_block(position: int, window: int | None, block_size: int) -> i
 
 
 def visible(queries: torch.Tensor, keys: torch.Tensor, window: int | None) -> torch.Tensor:
-    """The causal mask. With a window a query sees the last `window` positions, its own included."""
+    """The causal mask: True where a query sees a key. `queries` and `keys` are positions.
+
+    With a window a query sees the last `window` positions, its own included.
+    """
     attention_mask = keys <= queries
     return attention_mask if window is None else attention_mask & (keys > queries - window)
 
@@ -79,12 +82,12 @@ def attend(
     """Attend with queries (batch, heads, tokens, head_dim) to keys and values (batch, kv_heads,
     keys, head_dim). A query sees a key where the attention mask is True.
 
-    `sinks` spread to (batch, heads, tokens, 1).
+    `sinks` must be expandable to (batch, heads, tokens, 1).
     """
     grouped = query.shape[1] != keys.shape[1]
     is_plain = layer.softcap is None and sinks is None
-    # On a GPU torch's function for grouped heads with an attention mask keeps a matrix of all
-    # scores.
+    # On a GPU torch's function for grouped heads keeps a matrix of all scores if there is an
+    # attention mask.
     if grouped and not (is_plain and query.device.type == "cpu"):
         keys = keys.repeat_interleave(query.shape[1] // keys.shape[1], dim=1)
         values = values.repeat_interleave(query.shape[1] // values.shape[1], dim=1)
@@ -95,7 +98,7 @@ def attend(
         )
     scores = (query @ keys.transpose(2, 3)) * layer.scaling
     if layer.softcap is not None:
-        # Gemma 2's: scores become cap x tanh(score / cap) before the mask.
+        # As in Gemma 2, a score becomes cap x tanh(score / cap), before the mask.
         scores = torch.tanh(scores / layer.softcap) * layer.softcap
     scores = scores.masked_fill(~attention_mask, float("-inf")).float()
     if sinks is not None:

@@ -1,12 +1,16 @@
-// Attention over the paged pool on a CPU, compiled for one model at its load (cpu_kernel.py).
+// Attention over the paged pool on a CPU. cpu_kernel.py loads or compiles it for a model's heads.
 //
-// A tile (tiles.py) is a few query rows over a range of keys. Its lanes are its rows times the heads
-// that share a KV head, and a vector register holds one number of several lanes. So scores, their
-// maximum and their sum need nothing across a register. Each lane's arithmetic is the same whatever
-// other lanes are in the tile.
+// A tile (tiles.py) is a few query rows over a range of keys. It has a lane for each of its rows
+// and
+// each of the heads that share a KV head. A vector register holds one number of several lanes. So
+// scores, their maximum and their sum need no operation across a register. Each lane's arithmetic
+// is
+// the same whatever other lanes are in the tile.
 //
-// Given at compile time: HEAD_DIM, LANES (the most of a tile), ELEMENT (0: float, 1: bfloat16, 2:
-// float16). The numbers of heads are read at run time, so a library serves many models.
+// Three macros are given at compile time: HEAD_DIM, LANES (the most lanes of a tile) and ELEMENT
+// (0:
+// float, 1: bfloat16, 2: float16). The numbers of heads are read at run time, so one library serves
+// many models.
 
 #include <algorithm>
 #include <cmath>
@@ -39,14 +43,14 @@ typedef int32_t Ints __attribute__((vector_size(WIDTH * 4)));
 
 constexpr int PADDED = (HEAD_DIM + UNROLL - 1) / UNROLL * UNROLL;
 constexpr int CHUNKS = PADDED / WIDTH;
-// Channels that are summed up at once, in registers: CHUNKS, or a part of them without a rest.
+// The largest divisor of `number` that is at most `most`.
 constexpr int part_of(int number, int most) {
   return number % most == 0 ? most : part_of(number, most - 1);
 }
-constexpr int AT_ONCE = part_of(CHUNKS, 8);
+constexpr int AT_ONCE = part_of(CHUNKS, 8);  // chunks of channels that are summed up in registers
 constexpr int VECTORS = (LANES + WIDTH - 1) / WIDTH;
-constexpr int KEYS = 32;         // at a time: they stay in the first cache
-constexpr float LEAST = -1e30f;  // finite, so that no difference is NaN
+constexpr int KEYS = 32;         // keys at a time: so many stay in the first cache
+constexpr float LEAST = -1e30f;  // stands for minus infinity; finite, so that no difference is NaN
 
 inline float to_float(Element number) {
 #if ELEMENT == 1
@@ -72,7 +76,9 @@ inline Element to_element(float number) {
 
 inline Vec all(float number) { return Vec{} + number; }
 
-// e to the power of numbers at most 0, to about one unit in the last place; 0 below -87.
+// e to the power of x, for x at most 0. The error is about one unit in the last place. Below -87
+// the
+// result is 0.
 inline Vec power_of_e(Vec x) {
   const Vec magic = all(12582912.f);  // 1.5 x 2^23: adding it rounds to an integer
   Vec shifted = x * 1.44269504088896341f + magic;
@@ -91,8 +97,9 @@ inline Vec power_of_e(Vec x) {
 }
 
 inline Vec capped(Vec score, float softcap) {
-  // cap x tanh(score / cap). With t = e^(-2 |x|), tanh |x| is (1 - t) / (1 + t). Near 0 that would
-  // lose digits, and five terms of the series are exact.
+  // The result is cap x tanh(score / cap). With t = e^(-2 |x|), tanh |x| is (1 - t) / (1 + t). Near
+  // 0
+  // this formula loses digits, and five terms of the series are exact.
   Vec x = score / softcap, square = x * x;
   Vec size = x < Vec{} ? -x : x;
   Vec t = power_of_e(size * -2.f);
@@ -109,7 +116,7 @@ struct Tile {
   int first_row, num_rows, table, begin, end, part;
 };
 
-// The lanes of a tile and what they have summed up. `output` of few lanes is as in `fold_few`.
+// The lanes of a tile and their sums so far. In a tile with few lanes `output` is as in `fold_few`.
 struct Lanes {
   Vec query[VECTORS][PADDED];
   Vec output[VECTORS][PADDED];
@@ -138,7 +145,8 @@ inline void read(Piece &piece, const Element *keys, const Element *values, const
   }
 }
 
-// Scores of the keys, with the softcap; minus infinity for those out of a lane's sight.
+// The scores of the keys, with the softcap. A key that a lane does not see gets minus infinity.
+// `hides` says whether there is such a key.
 inline void score(Vec *scores, const Vec *query, const Piece &piece, Ints position, bool hides,
                   float softcap, int window) {
   for (int first = 0; first < piece.count; first += UNROLL) {
@@ -162,7 +170,8 @@ inline void score(Vec *scores, const Vec *query, const Piece &piece, Ints positi
   }
 }
 
-// Scores to weights, by the running maximum (arXiv 2205.14135); what earlier sums shrink by.
+// Turn scores into weights, by the running maximum (arXiv 2205.14135). Return the factor by which
+// earlier sums shrink.
 inline Vec weigh(Vec *scores, Vec &largest, Vec &total, int count) {
   Vec most = largest;
   for (int i = 0; i < count; ++i) most = scores[i] > most ? scores[i] : most;
@@ -177,7 +186,7 @@ inline Vec weigh(Vec *scores, Vec &largest, Vec &total, int count) {
   return shrink;
 }
 
-// Add the weighed values to `output`, a register for each channel.
+// Add the weighed values to `output`, which has a register for each channel.
 inline void fold(const Vec *weights, Vec *output, Vec shrink, const Piece &piece) {
   for (int first = 0; first < PADDED; first += UNROLL) {
     Vec sums[UNROLL];
@@ -193,8 +202,8 @@ inline void fold(const Vec *weights, Vec *output, Vec shrink, const Piece &piece
   }
 }
 
-// The same for few lanes, where a register holds channels of one lane: `output` is (lanes, CHUNKS).
-// Each number is the sum of the same products in the same order.
+// The same for few lanes. Here a register holds several channels of one lane, and `output` is
+// (lanes, CHUNKS). Each number is the sum of the same products in the same order.
 inline void fold_few(const Vec *weights, int num_lanes, Vec *output, Vec shrink,
                      const Piece &piece) {
   for (int lane = 0; lane < num_lanes; ++lane, output += CHUNKS) {
@@ -217,16 +226,18 @@ inline void fold_few(const Vec *weights, int num_lanes, Vec *output, Vec shrink,
 
 }  // namespace
 
-// What the layers of one step share: the arrays of `Tiles`, the rows' positions, and scratch:
-// `outputs` (parts, heads, HEAD_DIM) and `log_sums` (parts, heads). `group` heads share a KV head.
+// The data that all layers of one step share: the arrays of `Tiles`, the rows' positions, and
+// memory for the parts' results, `outputs` (parts, heads, HEAD_DIM) and `log_sums` (parts, heads).
+// `group` heads share a KV head.
 struct Step {
   const int32_t *tiles, *rows, *table, *offsets, *parts, *positions;
   float *outputs, *log_sums;
   int32_t num_tiles, num_rows, threads, kv_heads, group;
 };
 
-// `query` has strides for head and row, in elements, and 1 within a head; `merged` is (rows, heads,
-// HEAD_DIM). `softcap` and `window` are 0 where there is none, `sinks` (heads) is null.
+// The data of one layer. `query` is (heads, rows, HEAD_DIM). Its strides for head and row are in
+// elements, and its last stride is 1. `merged` is (rows, heads, HEAD_DIM). `sinks` is (heads), or
+// null for a layer without sinks. `softcap` and `window` are 0 for a layer without them.
 struct Layer {
   const Element *query, *keys, *values;
   const float *sinks;
@@ -281,8 +292,8 @@ void store(const Lanes &lanes, const Tile &tile, const Step &step, int64_t kv_he
   }
 }
 
-// One row's parts, each weighed by the sum of its exponentials. A sink is one more of them, with
-// nothing behind it.
+// Merge one row's parts. Each part is weighed by the sum of its exponentials. A sink is one more
+// part, without a value.
 void merge(const Step &step, int64_t row, const float *sinks, Element *merged) {
   int begin = step.offsets[row], end = step.offsets[row + 1];
   int64_t heads = int64_t(step.kv_heads) * step.group;
@@ -317,7 +328,7 @@ void attend_tile(const Tile &tile, const Step &step, const Layer &layer, Lanes &
   Vec scores[KEYS];
   bool is_few = has_few(tile, step);
   int num_vectors = (tile.num_rows * step.group + WIDTH - 1) / WIDTH;
-  // Pieces begin at multiples of KEYS, so that a row's sums do not depend on its tile.
+  // Pieces begin at multiples of KEYS. So a row's sums do not depend on its tile.
   for (piece.begin = begin; piece.begin < end; piece.begin += piece.count) {
     piece.count = std::min(KEYS - piece.begin % KEYS, end - piece.begin);
     read(piece, layer.keys, layer.values, step.table + tile.table, layer.block_size, step.kv_heads,

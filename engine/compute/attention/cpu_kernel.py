@@ -1,8 +1,9 @@
 """Attention over the paged pool by a kernel in C++, for prefill and decode alike, on a CPU.
 
-It does what `kernel.py` does on a GPU, over the same tiles: nothing is gathered, no mask is in
-memory, and parts are merged by their log-sum-exp. `cpu_kernel.cpp` was built before for the model's
-heads (`prebuilt.py`), or is compiled at the model's load.
+It does the same as `kernel.py` does on a GPU, over the same tiles. Nothing is gathered, no mask is
+in memory, and parts are merged by their log-sum-exp. `cpu_kernel.cpp` was either built ahead for
+the
+model's heads (`prebuilt.py`), or is compiled when the model is loaded.
 """
 
 import ctypes
@@ -46,13 +47,13 @@ class _Layer(ctypes.Structure):
 
 
 class CpuKernel:
-    """For one model. `tile_rows` is the width of a wide tile, for `tiles.cut`.
+    """The kernel of one model. `tile_rows` is the width of a wide tile, for `tiles.cut`.
 
-    `level` is the processor's that the library was built for (`engine.compute.compiler`).
+    `level` is the processor's level for which the library was built (`engine.compute.compiler`).
     """
 
     def __init__(self, layout: KvLayout, num_heads: int, built: Path = BUILT) -> None:
-        """Raises NotCompiled."""
+        """`built` is the folder of libraries that were built ahead. Raises NotCompiled."""
         element = str(layout.dtype).removeprefix("torch.")
         if element not in ELEMENTS:
             raise NotCompiled(f"the kernel in C++ reads no {layout.dtype}")
@@ -76,7 +77,7 @@ class CpuKernel:
         return self.over(place(tiles, positions))
 
     def over(self, placed: PlacedTiles) -> Attend:
-        """The attention function over these tiles, whatever is in them when it is called."""
+        """The attention function over these tiles. It reads them anew at each call."""
         num_heads, head_dim, _ = self._compiled_for
         num_parts = len(placed.parts)
         memory = [
@@ -94,7 +95,7 @@ class CpuKernel:
         num_tiles = len(placed.tiles)
         step = _Step(*pointers, num_tiles, len(placed.positions), threads, *self._heads)
 
-        # `step` points into the memory, which lives as long as the function.
+        # `step` points into `memory`. The function holds it, so that it lives as long.
         def attend(
             query: torch.Tensor, pool: KvPool, layer: Layer, _held: object = memory
         ) -> torch.Tensor:

@@ -1,9 +1,8 @@
-"""Attention over the paged pool by the kernels in Triton: one for prefill and decode alike.
+"""Attention over the paged pool by kernels in Triton. The same ones do prefill and decode.
 
-Nothing is gathered and no mask is in memory. Keys and values are read through the block table.
-Query heads that share a KV head are rows of one tile, as in grouped-query attention (arXiv
-2305.13245). Parts of a row are merged by their log-sum-exp, as in FlashDecoding and cascade
-inference (arXiv 2402.05099).
+Nothing is gathered, and no mask is in memory. Keys and values are read through the block table.
+Query heads that share a KV head (arXiv 2305.13245) are rows of one tile. Parts of a row are merged
+by their log-sum-exp, as in FlashDecoding and cascade inference (arXiv 2402.05099).
 
 `TRITON_INTERPRET=1`, set before this module is imported, runs the kernels on a CPU.
 """
@@ -24,20 +23,22 @@ from engine.compute.compiler import NotCompiled
 from engine.compute.kv import KvLayout, KvPool
 from engine.schedule.runner import Work
 
-# Rows of scores in a wide tile (query rows x heads of one KV head), and keys at a time.
 _WIDE_SCORES = 64
+"""The rows of scores in a wide tile: query rows x heads of one KV head."""
 _KEYS = 64
-_LEAST = 16  # of each dimension that `tl.dot` takes
-# The largest heads that so many keys are taken of. Triton holds up to three such pieces of keys and
-# of values in a chip's shared memory, and smaller chips have 99 KB of it.
+"""The keys that a tile takes at a time, of heads up to _KEYS_DIM."""
+_LEAST = 16
+"""The least size of each dimension of `tl.dot`."""
 _KEYS_DIM = 128
-# Bytes of a tile's queries. The output takes so many registers that larger ones need twice the
-# threads.
+"""Of larger heads a tile takes fewer keys at a time. Triton holds up to three such pieces of keys
+and of values in a chip's shared memory, and smaller chips have 99 KB of it."""
 _FOUR_WARPS_BYTES = 16 * 1024
+"""The most bytes of a tile's queries for four warps. A larger tile's output takes so many registers
+that it needs twice the threads."""
 
 
 class PagedKernel:
-    """For one model. `tile_rows` is the width of a wide tile, for `tiles.cut`."""
+    """The kernel of one model. `tile_rows` is the width of a wide tile, for `tiles.cut`."""
 
     name = "triton"
 
@@ -49,7 +50,7 @@ class PagedKernel:
         return self.over(place(tiles, positions))
 
     def over(self, placed: PlacedTiles) -> Attend:
-        """The attention function over these tiles, whatever is in them when it is called."""
+        """The attention function over these tiles. It reads them anew at each call."""
 
         def attend(query: torch.Tensor, pool: KvPool, layer: Layer) -> torch.Tensor:
             num_heads, num_rows, head_dim = query.shape
@@ -61,17 +62,17 @@ class PagedKernel:
             group = _padded(num_heads // kv_heads)
             padded_dim = max(_padded(head_dim), _LEAST)
             num_keys = _keys_at_once(padded_dim, query.dtype)
-            for kind, rows in ((placed.wide, self.tile_rows), (placed.narrow, 1)):
-                if not len(kind):
+            for tiles, rows in ((placed.wide, self.tile_rows), (placed.narrow, 1)):
+                if not len(tiles):
                     continue
                 scores = max(rows * group, _LEAST)
-                attend_tile[(len(kind), kv_heads)](
+                attend_tile[(len(tiles), kv_heads)](
                     query,
                     pool.keys[layer.index],
                     pool.values[layer.index],
                     outputs,
                     log_sums,
-                    kind,
+                    tiles,
                     placed.rows,
                     placed.positions,
                     placed.table,
@@ -110,10 +111,10 @@ class PagedKernel:
 
 
 def tried_kernel(layout: KvLayout, num_heads: int, device: torch.device) -> PagedKernel:
-    """A kernel that attended a prompt and a decode step on the device.
+    """A kernel that has attended a prompt and a decode step on the device.
 
-    Raises NotCompiled where it can't. Triton also needs a C compiler on the machine, and a chip
-    that is neither too old nor too small for such heads.
+    Raises NotCompiled if the kernel can't do that. Triton needs a C compiler on the machine, and a
+    chip that is neither too old nor too small for such heads.
     """
     kernel = PagedKernel(num_heads, layout.num_kv_heads)
     pool = KvPool(replace(layout, num_layers=1), 2, _LEAST, device)
@@ -134,13 +135,13 @@ def tried_kernel(layout: KvLayout, num_heads: int, device: torch.device) -> Page
 
 
 def _keys_at_once(padded_dim: int, dtype: torch.dtype) -> int:
-    """How many keys a tile takes at a time."""
+    """The number of keys that a tile takes at a time."""
     if dtype == torch.float32:
-        # Exact products have no tensor cores: they are unrolled into registers.
+        # Exact products don't run on tensor cores. They are unrolled into registers.
         return _LEAST
     return max(min(_KEYS, _KEYS * _KEYS_DIM // padded_dim), _LEAST)
 
 
 def _padded(number: int) -> int:
-    """The next power of two, which the shapes of Triton's tensors are."""
+    """The next power of two. The shapes of Triton's tensors must be powers of two."""
     return 1 << (number - 1).bit_length()

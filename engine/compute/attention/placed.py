@@ -10,20 +10,20 @@ from engine.compute.attention.tiles import Tiles
 
 @dataclass(frozen=True, slots=True)
 class PlacedTiles:
-    """`Tiles` as tensors of 32 bits.
+    """`Tiles` as tensors of 32 bits, whose fields have the same names.
 
-    There may be more of them than a step has. A tile without rows computes nothing, and a row
+    There may be more tiles and rows than the step has. A tile without rows computes nothing. A row
     without parts gets zeros.
     """
 
     rows: torch.Tensor
     table: torch.Tensor
-    # (tiles, 6), the wide ones first.
+    # (tiles, 6). The wide tiles come first.
     tiles: torch.Tensor
     num_wide: int
     offsets: torch.Tensor
     parts: torch.Tensor
-    # (rows): the positions of the step's tokens.
+    # (rows). The positions of the step's tokens.
     positions: torch.Tensor
 
     @property
@@ -36,7 +36,7 @@ class PlacedTiles:
 
 
 def place(tiles: Tiles, positions: torch.Tensor) -> PlacedTiles:
-    """The tiles on the device of the positions."""
+    """Copy tiles to the device on which the positions are."""
     arrays = (
         tiles.rows,
         tiles.table,

@@ -1,10 +1,10 @@
-"""The kernel for CPUs, built before its model is known: for an image without a compiler.
+"""Builds the kernel for CPUs before its model is known, for an image without a compiler.
 
     python -m engine.compute.attention.prebuilt FOLDER
 
-Builds one library for each size of a head, each type of keys and values, and each level of the
-processor. It needs a C++ compiler and nothing but Python's standard library. The engine looks for
-the libraries in `BUILT`.
+It builds one library for each combination of a head's size, a type of keys and values, and a level
+of the processor. It needs a C++ compiler and nothing but Python's standard library. The engine
+looks for the libraries in `BUILT`.
 """
 
 import sys
@@ -16,15 +16,14 @@ from engine.compute.compiler import Constants, build
 SOURCE = Path(__file__).with_name("cpu_kernel.cpp")
 BUILT = Path(__file__).with_name("build")
 LANES = 64
-"""Query rows x heads of one KV head in a wide tile. All of them meet keys that were read once."""
+"""The lanes of a wide tile: query rows x heads of one KV head. Its keys are read once for all."""
 ELEMENTS = ("float32", "bfloat16", "float16")
-"""Types that the kernel reads; the place is `ELEMENT` of cpu_kernel.cpp."""
+"""The types that the kernel reads. A type's index is `ELEMENT` of cpu_kernel.cpp."""
 HEAD_DIMS = (32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
 
 
 def constants_of(head_dim: int, element: str, lanes: int = LANES) -> Constants:
-    """The macros that the library is compiled with. Raises ValueError for a type that it does not
-    read."""
+    """The macros of a library. Raises ValueError for a type that the kernel does not read."""
     return {
         "HEAD_DIM": head_dim,
         "LANES": max(lanes, LANES),

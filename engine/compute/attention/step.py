@@ -1,13 +1,13 @@
 """Attention over the paged pool, registered with transformers under the name `holdfast`.
 
-The model's forward takes a packed row of tokens and hands `holdfast_step` through to every
-attention layer. There the new keys and values are written to the pool. Each sequence's blocks are
-gathered once and attended to with a causal mask, and with a sliding window where the layer has one.
-`arithmetic.py` attends sequences with one new token together. On a GPU the paged kernel
-(`kernel.py`) does all of that at once, and nothing is gathered.
+The model's forward takes a packed row of tokens, and passes `holdfast_step` on to every attention
+layer. The layer writes the new keys and values to the pool. Then it gathers each sequence's blocks
+once, and attends to them with a causal mask and with the layer's sliding window. Sequences with one
+new token are attended together (`arithmetic.py`). A paged kernel (`kernel.py`, `cpu_kernel.py`)
+attends all sequences at once, and gathers nothing.
 
-An argument that would change the result and is not implemented here raises ModelRefused: ignoring
-it would pass most comparisons and be wrong.
+ModelRefused is raised for an argument that would change the result and is not implemented here. If
+it were ignored, the result would be wrong and would still pass most comparisons.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,11 +31,12 @@ from engine.compute.kv import KvPool
 from engine.compute.linear import PackedCache, StepStates
 
 Attend = Callable[[torch.Tensor, KvPool, Layer], torch.Tensor]
-"""Attends all rows of a step (heads, rows, head_dim), whose keys and values are in the pool."""
+"""Attends all rows of a step. Their keys and values are in the pool. The queries and the result are
+(heads, rows, head_dim)."""
 
 ATTENTION_NAME = "holdfast"
 STEP_ARGUMENT = "holdfast_step"
-# Arguments that models pass along and that change nothing in a packed forward of ours.
+# The arguments that models pass on and that change nothing in a packed forward.
 _HARMLESS_ARGUMENTS = set(
     "position_ids use_cache output_attentions output_hidden_states output_router_logits return_dict"
     "".split()
@@ -44,26 +45,27 @@ _HARMLESS_ARGUMENTS = set(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionStep:
-    """What one forward's attention layers share."""
+    """The data that all attention layers of one forward share."""
 
     pool: KvPool
     batch: Batch
-    # Each layer's sliding window in tokens, as the configuration has it.
+    # Each layer's sliding window in tokens, by the configuration; None: the layer has none.
     windows: Sequence[int | None]
-    # The layers whose attention ran, for the check at load.
+    # The layers whose attention ran, in order, for the check at the load.
     visited: list[int] = field(default_factory=list)
-    # The places of layers whose keys and values are in the pool.
+    # The places of the layers whose keys and values this forward has written.
     written: set[int] = field(default_factory=set)
-    # The paged kernel, where it is used.
+    # The paged kernel's function; None: torch's functions attend.
     attend: Attend | None = None
-    # Attends in the place of everything else. Then nothing is written.
+    # If it is given, it alone attends, and nothing is written.
     replay: Replay | None = None
-    # DepthReached ends the forward behind the keys and values of so many layers.
+    # The number of layers whose keys and values are written before DepthReached ends the forward;
+    # None: all layers run.
     depth: int | None = None
 
 
 class DepthReached(Exception):
-    """A forward has written the keys and values of all layers that it was made for."""
+    """A forward has written the keys and values of its first `depth` layers."""
 
 
 def paged_attention(
@@ -74,11 +76,11 @@ def paged_attention(
     attention_mask: torch.Tensor | None,
     **arguments: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend a packed row; the signature is that of transformers' attention functions.
+    """Attend a packed row. The signature is that of transformers' attention functions.
 
-    `query` is (1, heads, tokens, head_dim), `key` and `value` (1, kv_heads, tokens, head_dim); the
-    result is (1, tokens, heads, head_dim). Raises ModelRefused for what is not implemented, and
-    DepthReached.
+    `query` is (1, heads, tokens, head_dim). `key` and `value` are (1, kv_heads, tokens, head_dim).
+    The result is (1, tokens, heads, head_dim). Raises ModelRefused for arguments that are not
+    implemented, and DepthReached at the step's depth.
     """
     step = arguments.pop(STEP_ARGUMENT, None)
     if isinstance(step, AttentionProbe):
@@ -96,19 +98,20 @@ def paged_attention(
     if layout.latent_rank is not None:
         output = _attend_latents(module, query[0], step, layer, layout.latent_rank)
         return output.transpose(0, 1).unsqueeze(0).contiguous(), None
-    if layer.index not in step.written:  # otherwise its keys and values are an earlier layer's
+    if layer.index not in step.written:  # otherwise the layer uses an earlier layer's keys
         step.written.add(layer.index)
-        # A layer with fewer KV heads than the widest has each of them several times.
-        more = layout.num_kv_heads // key.shape[1]
+        # The pool has as many KV heads as the widest layer. The heads of a layer with fewer are
+        # repeated.
+        repeats = layout.num_kv_heads // key.shape[1]
         keys = _widened(key[0], layout.head_dim).transpose(0, 1)
         values = _widened(value[0], layout.head_dim).transpose(0, 1)
-        if more > 1:  # a copy otherwise, too
-            keys = keys.repeat_interleave(more, dim=1)
-            values = values.repeat_interleave(more, dim=1)
+        if repeats > 1:  # repeating once would copy, too
+            keys = keys.repeat_interleave(repeats, dim=1)
+            values = values.repeat_interleave(repeats, dim=1)
         step.pool.write(layer.index, step.batch.slots, keys, values)
     if len(step.visited) == step.depth:
         raise DepthReached
-    # A narrower head is kept with zeros behind it, which add nothing to a product.
+    # A narrower head is kept with zeros behind it. They add nothing to a product.
     output = _attend_rows(_widened(query[0], layout.head_dim), step, layer)
     return output[..., : value.shape[-1]].transpose(0, 1).unsqueeze(0).contiguous(), None
 
@@ -116,7 +119,7 @@ def paged_attention(
 def _checked_layer(
     step: AttentionStep, module: torch.nn.Module, query: torch.Tensor, arguments: dict[str, Any]
 ) -> Layer:
-    """The layer that a model's call is of, noted as visited.
+    """The layer that the model's call belongs to. It is noted as visited.
 
     Raises ModelRefused for arguments that are not implemented.
     """
@@ -150,11 +153,11 @@ def _checked_layer(
 def _attend_latents(
     module: Any, query: torch.Tensor, step: AttentionStep, layer: Layer, rank: int
 ) -> torch.Tensor:
-    """Rows (heads, rows, width) to latents of a width of `rank`, which `LatentCache` wrote.
+    """Attend rows (heads, rows, width) to latents of `rank` numbers, which `LatentCache` wrote.
 
-    The projection from a latent to a head's keys is taken to the queries' side, and the one to its
-    values behind the sum, so that all heads share one KV head (DeepSeek-V2, arXiv 2405.04434,
-    2.1.2).
+    The projection from a latent to a head's keys is applied to the queries instead. The projection
+    to a head's values is applied to the weighed sum of latents. So all heads share one KV head
+    (DeepSeek-V2, arXiv 2405.04434, 2.1.2).
     """
     expand = module.kv_b_proj
     nope = module.qk_nope_head_dim
@@ -170,16 +173,18 @@ def _attend_latents(
 class ProbedLayer:
     """One attention layer, as a forward calls it."""
 
+    # The index of the layer.
     layer: int
+    # The number of its KV heads.
     kv_heads: int
-    # The most numbers of a key's or value's head.
+    # The width of a head's keys or of its values, whichever is larger.
     width: int
-    # The index of the layer whose keys and values it attends to: its own, or an earlier one's.
+    # The index of the layer that makes the keys and values: this layer or an earlier one.
     source: int
 
 
 class AttentionProbe:
-    """Notes what attention layers a model has. It attends to nothing."""
+    """Notes a model's attention layers in a forward. It attends to nothing."""
 
     def __init__(self) -> None:
         self.layers: list[ProbedLayer] = []
@@ -198,7 +203,8 @@ class AttentionProbe:
 
 
 class LatentCache(PackedCache):
-    """Where a model with multi-head latent attention would keep a step's latents: in the pool."""
+    """The cache of a model with multi-head latent attention. It writes a step's latents to the
+    pool."""
 
     def __init__(self, pool: KvPool, slots: torch.Tensor, states: StepStates | None = None) -> None:
         super().__init__(states)
@@ -208,7 +214,10 @@ class LatentCache(PackedCache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The latent and the rotated part, each (1, 1, tokens, width), which are given back."""
+        """Write the latents and the rotated parts, each (1, 1, tokens, width), and return them.
+
+        Raises ModelRefused if they have another shape.
+        """
         both = torch.cat([key_states, value_states], dim=-1)
         layout = self._pool.layout
         if both.shape[:2] != (1, 1) or both.shape[3] != layout.head_dim:
@@ -219,7 +228,7 @@ class LatentCache(PackedCache):
 
 
 def _attend_rows(query: torch.Tensor, step: AttentionStep, layer: Layer) -> torch.Tensor:
-    """All rows of the step (heads, rows, width) to what is in the pool; the same shape."""
+    """Attend all rows of the step to the pool. `query` and the result are (heads, rows, width)."""
     pool = step.pool
     batch = step.batch
     if step.attend is not None:
@@ -244,4 +253,5 @@ def _attend_rows(query: torch.Tensor, step: AttentionStep, layer: Layer) -> torc
 
 
 def _widened(rows: torch.Tensor, width: int) -> torch.Tensor:
+    """Rows (..., width) with zeros behind their own numbers."""
     return rows if rows.shape[-1] == width else pad(rows, (0, width - rows.shape[-1]))

@@ -1,8 +1,9 @@
-"""How one step's attention is cut into tiles for the paged kernel.
+"""Cuts one step's attention into tiles for a paged kernel.
 
 A tile is a few query rows over a range of keys of one block table. A long range is cut at fixed
-places, so that a sequence's numbers do not depend on what else is in the batch. A row's parts, one
-for each of its tiles, are merged by their log-sum-exp.
+places. So a sequence's numbers do not depend on the other sequences of the batch. A row has one
+part
+for each of its tiles. Its parts are merged by their log-sum-exp.
 """
 
 from collections.abc import Sequence
@@ -14,14 +15,17 @@ from numpy.typing import NDArray
 Table = NDArray[np.int64]
 Ints = NDArray[np.int32]
 
-# Tokens of keys in one tile of decoding sequences. Fewer would make more parts to merge, more
-# would leave a GPU's processors idle behind one long sequence.
 SPLIT_TOKENS = 1024
+"""The keys in one tile of decoding sequences. Fewer keys would make more parts to merge. More keys
+would leave a GPU's processors idle while one computes a long sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Rows [begin, begin + count) are positions [start, start + count) of one sequence."""
+    """The new tokens of one sequence.
+
+    The rows [begin, begin + count) are the positions [start, start + count) of the sequence.
+    """
 
     begin: int
     count: int
@@ -34,24 +38,28 @@ class Shared:
     """Decoding sequences, one row each, whose tables begin with the same blocks."""
 
     runs: Sequence[Run]
-    # How many blocks are the same.
+    # The number of blocks that are the same.
     num_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """A step's work, cut in tiles (tiles, 6). A tile's six numbers are: the place in `rows` of its
-    first token row, the number of its rows, the place in `table` of its sequence's block 0, its
-    keys' begin and end, and its first part.
+    """A step's attention, cut into tiles.
+
+    A tile has six numbers: the place in `rows` of its first row, the number of its rows, the place
+    in `table` of its sequence's first block, the first key, the end of the keys, and its first
+    part. Its other parts follow, one for each row.
     """
 
+    # The rows of all tiles, tile after tile. A number is a place in the packed row.
     rows: Ints
+    # The block tables of all sequences, one after another.
     table: Ints
-    # Tiles of up to as many rows as asked for.
+    # (tiles, 6). The tiles of two rows or more.
     wide: Ints
-    # Tiles of a single row.
+    # (tiles, 6). The tiles of a single row.
     narrow: Ints
-    # Row r's parts are `parts[offsets[r] : offsets[r + 1]]`.
+    # (rows + 1). Row r's parts are `parts[offsets[r] : offsets[r + 1]]`.
     offsets: Ints
     parts: Ints
 
@@ -61,14 +69,14 @@ class Tiles:
 
 
 def split_tokens(block_size: int) -> int:
-    """How many keys one tile of decoding sequences has at most: whole blocks of them."""
+    """The most keys that one tile of decoding sequences has. They are whole blocks."""
     return max(SPLIT_TOKENS // block_size, 1) * block_size
 
 
 def cut(
     runs: Sequence[Run], shared: Sequence[Shared], num_rows: int, block_size: int, width: int
 ) -> Tiles:
-    """The tiles of a step of `num_rows` rows; `width` is the most rows of a wide tile."""
+    """The tiles of a step with `num_rows` rows. A wide tile has at most `width` rows."""
     split = split_tokens(block_size)
     tables = list[Table]()
     table_size = 0
@@ -86,14 +94,14 @@ def cut(
     def add(rows: NDArray[np.int64], place: int, begin: int, end: int) -> None:
         nonlocal rows_size
         for first in range(0, len(rows), width):
-            some = rows[first : first + width]
-            tile = (rows_size, len(some), place, begin, end, rows_size)
-            (narrow if len(some) == 1 else wide).append(tile)
-            cut_rows.append(some)
-            rows_size += len(some)
+            tile_rows = rows[first : first + width]
+            tile = (rows_size, len(tile_rows), place, begin, end, rows_size)
+            (narrow if len(tile_rows) == 1 else wide).append(tile)
+            cut_rows.append(tile_rows)
+            rows_size += len(tile_rows)
 
     def add_split(rows: NDArray[np.int64], place: int, begin: int, end: int) -> None:
-        """Cut the keys at multiples of the split; all of them are at or before every row."""
+        """Cut the keys at multiples of the split. Every row must see all of the keys."""
         while begin < end:
             next_end = min((begin // split + 1) * split, end)
             add(rows, place, begin, next_end)

@@ -1,4 +1,4 @@
-"""The kernels themselves, which Triton compiles: no Python runs in them."""
+"""The kernels that Triton compiles. They run without Python."""
 
 import triton
 import triton.language as tl
@@ -29,7 +29,7 @@ def attend_tile(
     SOFTCAP: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    """One tile for one KV head. A row of scores is a query row and one of the heads."""
+    """Attend one tile for one KV head. A row of scores belongs to a query row and a query head."""
     tile = tiles + tl.program_id(0) * 6
     kv_head = tl.program_id(1)
     rows_begin = tl.load(tile)
@@ -76,9 +76,10 @@ def attend_tile(
 
 @triton.jit
 def cap_and_hide(score, key, end, position, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr):
-    """Scores (rows, keys) with the softcap of Gemma 2; minus infinity for keys out of sight."""
+    """Scores (rows, keys) with the softcap of Gemma 2. A key that a row does not see gets minus
+    infinity."""
     if SOFTCAP > 0.0:
-        # cap x tanh(score / cap), by the sigmoid that Triton has
+        # A score becomes cap x tanh(score / cap). The sigmoid computes it, as `tl` has no tanh.
         score = SOFTCAP * (2.0 * tl.sigmoid(2.0 * score / SOFTCAP) - 1.0)
     is_seen = (key < end)[None, :] & (key[None, :] <= position[:, None])
     if WINDOW > 0:
@@ -88,7 +89,7 @@ def cap_and_hide(score, key, end, position, SOFTCAP: tl.constexpr, WINDOW: tl.co
 
 @triton.jit
 def fold(output, total, largest, score, values):
-    """Attention over more keys (rows, keys), by the running maximum (arXiv 2205.14135)."""
+    """Add more keys (rows, keys) to the attention, by the running maximum (arXiv 2205.14135)."""
     new_largest = tl.maximum(largest, tl.max(score, 1))
     base = tl.where(new_largest == float("-inf"), 0.0, new_largest)
     weight = tl.exp(score - base[:, None])
@@ -113,8 +114,9 @@ def merge_parts(
     PADDED_DIM: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
-    """Merge one row's parts of one head, each weighed by the sum of its exponentials. A sink is one
-    more part, without a value.
+    """Merge one row's parts for one head. Each part is weighed by the sum of its exponentials.
+
+    A sink is one more part, without a value.
     """
     row = tl.program_id(0)
     head = tl.program_id(1)

@@ -13,9 +13,9 @@ from engine.compute.graphs.rule import GraphSize
 from engine.compute.sampler import DrawColumns, is_greedy, uniform
 from engine.schedule.runner import SampleParams
 
-# Numbers of one tile (`Tiles`).
 _TILE = 6
-# Rows of the two arrays below.
+"""The numbers of one tile (`Tiles`)."""
+# The rows of `StepBuffers`' array of integers, and of its array of floats.
 _TOKEN, _POSITION, _ROTARY, _SLOT, _TOP_K, _GREEDY = range(6)
 _HEAT, _TOP_P, _MIN_P, _NUMBER = range(4)
 
@@ -23,32 +23,32 @@ _HEAT, _TOP_P, _MIN_P, _NUMBER = range(4)
 class Mirrored:
     """A tensor on the device, and its copy in the host's memory.
 
-    On a GPU the copy is in pinned memory, so a transfer to the device needs no waiting.
+    On a GPU the copy is in pinned memory. So the host need not wait for a transfer to the device.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
         self.device = torch.zeros(shape, dtype=dtype, device=device)
         self.host = torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
-        # The host's numbers, to be read and written.
+        # The host's copy, for reading and writing.
         self.numbers = self.host.numpy()
 
     def send(self, count: int | None = None) -> None:
-        """Copy the first `count` elements to the device, None: all. The host does not wait.
+        """Copy the first `count` elements to the device; None: all. The host does not wait.
 
-        The numbers may be changed again when the device has been waited for.
+        The numbers may be changed again only after the device was waited for.
         """
         self.device[:count].copy_(self.host[:count], non_blocking=True)
 
     def fetch(self) -> None:
-        """Copy all to the host, which waits for the device."""
+        """Copy all numbers to the host. The host waits for the device."""
         self.host.copy_(self.device)
 
 
 class StepBuffers:
-    """What one decode step is computed from: tokens, positions, slots, tiles, and how to draw.
+    """The input of one decode step: tokens, positions, slots, tiles, and how to draw.
 
-    Rows that are no sequence's have token 0 at position 0, attend to nothing, and write to the
-    scratch slot.
+    Rows that belong to no sequence have token 0 at position 0. They attend to nothing and write to
+    the scratch slot.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class StepBuffers:
         self._offsets = Mirrored((most_rows + 1,), torch.int32, device)
         self._positions = Mirrored((most_rows,), torch.int32, device)
         self._every_row = torch.arange(most_rows, device=device)
-        # A capture may run its step.
+        # A capture may run its step before any step was sent.
         self._integers.numbers[_SLOT] = scratch_slot
         self._integers.send()
 
     @property
     def mirrored(self) -> Sequence[Mirrored]:
-        """All that is sent to the device."""
+        """All tensors that are sent to the device."""
         return [
             self._integers,
             self._floats,
@@ -92,11 +92,11 @@ class StepBuffers:
 
     @property
     def num_bytes(self) -> int:
-        """On the device, and as much of the host's pinned memory."""
+        """The bytes on the device. The host's pinned memory takes as many."""
         return sum(mirrored.device.nbytes for mirrored in self.mirrored)
 
     def batch(self, size: GraphSize) -> Batch:
-        """The rows of a graph."""
+        """The packed row that a graph of this size reads."""
         row = self._integers.device[:, : size.rows]
         return Batch(
             token_ids=row[_TOKEN],
@@ -107,7 +107,7 @@ class StepBuffers:
         )
 
     def placed(self, size: GraphSize) -> PlacedTiles:
-        """The tiles of a graph."""
+        """The tiles that a graph of this size reads."""
         return PlacedTiles(
             rows=self._rows.device[: size.parts],
             table=self._table.device,
@@ -119,13 +119,13 @@ class StepBuffers:
         )
 
     def columns(self, rows: slice) -> DrawColumns:
-        """How these rows are drawn from."""
+        """The parameters of these rows' draws."""
         floats = self._floats.device[:, rows, None]
         top_k = self._integers.device[_TOP_K, rows, None]
         return DrawColumns(floats[_HEAT], floats[_TOP_P], floats[_MIN_P], floats[_NUMBER], top_k)
 
     def greedy(self, rows: slice) -> torch.Tensor:
-        """Which of these rows take the likeliest token (rows)."""
+        """Whether each of these rows takes the likeliest token (rows)."""
         return self._integers.device[_GREEDY, rows] > 0
 
     def send(
@@ -136,7 +136,10 @@ class StepBuffers:
         params: Sequence[SampleParams],
         positions: Sequence[int],
     ) -> None:
-        """Write a step that the graph of this size has room for. The device is not waited for."""
+        """Write a step for the graph of this size, which has room for it. The host does not wait.
+
+        `params` and `positions` (rows) say how each row's token is drawn.
+        """
         num = len(packed.token_ids)
         integers = self._integers.numbers
         integers[:, num : size.rows] = 0
@@ -157,16 +160,17 @@ class StepBuffers:
     ) -> None:
         integers = self._integers.numbers
         floats = self._floats.numbers
-        # A row that is not drawn, as a sequence's that is greedy, is computed and not used.
+        # Greedy rows and rows of no sequence are drawn with these values. The draw is not used.
         floats[:, :rows] = 1.0
         integers[_TOP_K, :rows] = self._vocabulary
         integers[_GREEDY, :rows] = 1
-        for row, (how, position) in enumerate(zip(params, positions, strict=True)):
-            if is_greedy(how):
+        for row, (draw, position) in enumerate(zip(params, positions, strict=True)):
+            if is_greedy(draw):
                 continue
             integers[_GREEDY, row] = 0
-            integers[_TOP_K, row] = how.top_k or self._vocabulary
-            floats[:, row] = (how.temperature, how.top_p, how.min_p, uniform(how.seed, position))
+            integers[_TOP_K, row] = draw.top_k or self._vocabulary
+            number = uniform(draw.seed, position)
+            floats[:, row] = (draw.temperature, draw.top_p, draw.min_p, number)
         self._floats.send()
 
     def _set_tiles(self, size: GraphSize, tiles: Tiles) -> None:
@@ -190,6 +194,7 @@ class StepBuffers:
 
 
 def _set_first(mirrored: Mirrored, numbers: NDArray[np.int32]) -> None:
-    """Those behind them keep what they had, which no tile points to."""
+    """Write and send the first numbers. The later ones keep their values: no tile points to
+    them."""
     mirrored.numbers[: len(numbers)] = numbers
     mirrored.send(len(numbers))

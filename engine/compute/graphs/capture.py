@@ -1,4 +1,4 @@
-"""How a step over static memory is made to run again: as a CUDA graph, or as it is."""
+"""Makes a step over static memory repeatable: as a CUDA graph, or as the step itself."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,26 +9,26 @@ import torch
 from engine.compute.errors import ModelRefused
 
 Launch = Callable[[], object]
-"""Runs a captured step again, over what stands in its memory now."""
+"""Runs a captured step again, over the present contents of its memory."""
 
 
 class Capture(Protocol):
-    """Takes a step that reads and writes the same memory whenever it runs."""
+    """Captures a step. The step must read and write the same memory each time it runs."""
 
     def __call__(self, step: Callable[[], None]) -> Launch:
-        """Raises ModelRefused for a step that can't be captured. The step may run meanwhile."""
+        """Capture the step. It may run meanwhile. Raise ModelRefused if it can't be captured."""
         ...
 
 
 class PlainCapture:
-    """For a device without graphs: the step itself runs again, launch by launch."""
+    """For a device without graphs. The step itself runs again, launch by launch."""
 
     def __call__(self, step: Callable[[], None]) -> Launch:
         return step
 
 
 class CudaCapture:
-    """Graphs of one device, whose steps use the same memory one after another."""
+    """Captures graphs of one device. They use the same memory, one after another."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -39,7 +39,8 @@ class CudaCapture:
         outside = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(outside)
         with torch.cuda.stream(self._stream):
-            # Kernels are compiled and libraries take their memory, which no capture may do.
+            # The first run compiles kernels, and libraries take their memory. Neither may happen
+            # in a capture.
             step()
             with _no_waiting():
                 step()
@@ -50,7 +51,7 @@ class CudaCapture:
                 graph,
                 pool=self._memory,
                 stream=self._stream,
-                # Other threads may talk to the device meanwhile.
+                # Other threads may use the device meanwhile.
                 capture_error_mode="thread_local",
             ):
                 step()
@@ -61,10 +62,10 @@ class CudaCapture:
 
 @contextmanager
 def _no_waiting() -> Iterator[None]:
-    """Within, what waits for the device is an error. Raises ModelRefused.
+    """Raise ModelRefused if the host waits for the device inside this context.
 
-    Torch counts as waiting each operation whose result's shape, or whose next operation, the host
-    must ask the device for.
+    Torch counts an operation as waiting if the host must ask the device for a number, such as the
+    size of a result.
     """
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")

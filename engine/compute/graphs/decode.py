@@ -1,4 +1,4 @@
-"""Decode steps of a runner as graphs: one for each size, over the same static memory."""
+"""A runner's decode steps as graphs. There is one graph for each size, over one static memory."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,11 +16,14 @@ from engine.compute.sampler import HEAD, draw, is_greedy, rows_at_a_time, sample
 from engine.schedule.runner import Work
 
 Forward = Callable[[Batch, PlacedTiles], torch.Tensor]
-"""Computes a packed row over these tiles; the logits (rows, vocabulary)."""
+"""Computes a packed row over tiles. The result is the logits (rows, vocabulary)."""
 
 
 class DecodeGraphs:
-    """Used from one thread. `tile_rows` is the kernel's, `share` as `PackedStep.cut` has it."""
+    """The graphs of one runner. They are used from one thread.
+
+    `tile_rows` is the kernel's. `share` is as in `PackedStep.cut`.
+    """
 
     def __init__(
         self,
@@ -49,23 +52,24 @@ class DecodeGraphs:
             vocabulary=vocabulary,
             device=pool.device,
         )
-        # What was drawn, and whether the likeliest tokens decided it.
+        # For each row the drawn token, and whether the likeliest tokens decided it.
         self.drawn = Mirrored((2, most_rows), torch.int64, pool.device)
-        # In 32 bits, for draws that the likeliest tokens do not decide.
+        # The logits in 32 bits, for rows that the likeliest tokens do not decide.
         self._logits = torch.zeros((most_rows, vocabulary), device=pool.device)
         self._launches: dict[GraphSize, Launch] = {}
         self.num_launched = 0
 
     @torch.inference_mode()
     def capture(self, capture: Capture) -> None:
-        """Capture all sizes. Raises ModelRefused."""
+        """Capture a graph of each size. Raise ModelRefused if that can't be done."""
         for size in self._sizes.all():
             self._launches[size] = capture(self._step(size))
 
     @torch.inference_mode()
     def execute(self, works: Sequence[Work]) -> list[TokenId] | None:
-        """Compute a step and draw behind each of its works. None: it must go the plain way, and
-        nothing was done.
+        """Compute a step and draw a token behind each of its works.
+
+        The result is None, and nothing is computed, if the step must go the plain way.
         """
         if why_plain(works, self._sizes) is not None:
             return None
@@ -80,12 +84,14 @@ class DecodeGraphs:
         self.num_launched += 1
         self.drawn.fetch()
         tokens: list[TokenId] = self.drawn.numbers[0, : len(works)].tolist()
-        left = (self.drawn.numbers[1, : len(works)] == 0).nonzero()[0].tolist()
-        if left:
+        undecided = (self.drawn.numbers[1, : len(works)] == 0).nonzero()[0].tolist()
+        if undecided:
             drawn = sample_rows(
-                self._logits[left], [params[row] for row in left], [positions[row] for row in left]
+                self._logits[undecided],
+                [params[row] for row in undecided],
+                [positions[row] for row in undecided],
             )
-            for row, token in zip(left, drawn, strict=True):
+            for row, token in zip(undecided, drawn, strict=True):
                 tokens[row] = token
         return tokens
 
@@ -107,7 +113,7 @@ class DecodeGraphs:
         return step
 
     def _draw(self, logits: torch.Tensor, tokens: torch.Tensor, is_decided: torch.Tensor) -> None:
-        """Put what is drawn in the place of the likeliest tokens of rows that are not greedy."""
+        """Replace the likeliest tokens by drawn tokens in rows that are not greedy."""
         num_rows = len(logits)
         self._logits[:num_rows].copy_(logits)
         width = min(HEAD, self._vocabulary)

@@ -1,4 +1,4 @@
-"""What decode graphs are captured for, and the memory that they are counted with."""
+"""The plan of decode graphs, and the memory that is reserved for them."""
 
 from dataclasses import dataclass
 
@@ -12,18 +12,20 @@ from engine.compute.kv import KvLayout
 from engine.compute.sampler import rows_at_a_time
 
 GRAPH_BYTES = 4 * 2**20
-"""Allowed for one graph's own nodes, and for what the allocator rounds up. Not measured."""
+"""The bytes reserved for one graph's own nodes and for the allocator's rounding. Not measured."""
 _DRAW_BYTES = 40
-"""Of each logit that is ordered at a time: copies in 32 and 64 bits."""
+"""The bytes of each logit that is ordered at a time. They are copies in 32 and 64 bits."""
 _HIDDEN = 8
+"""The most activations of the model's width that live at once, for each row."""
 _INNER = 4
-"""So many rows of a layer's width, and of its feed-forward's, live at once at most."""
+"""The most activations of the feed-forward's width that live at once, for each row."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphPlan:
-    """Decode graphs that are wanted."""
+    """The decode graphs that an engine captures."""
 
+    # How a step is captured.
     capture: Capture
     # The most sequences that decode together.
     most_rows: int
@@ -32,11 +34,11 @@ class GraphPlan:
 def planned_bytes(
     sizes: GraphSizes, config: PretrainedConfig, layout: KvLayout, block_size: int
 ) -> int:
-    """The device's memory that the graphs of a model are counted with, in bytes.
+    """The bytes of the device's memory that are reserved for the graphs of a model.
 
-    They run one after another, in memory that the largest one fills: tokens and tiles, logits,
-    attention's parts of one layer, a layer's activations, and what is ordered for draws. A scratch
-    block is part of it.
+    The graphs run one after another in the same memory, so the largest graph counts. It needs
+    tokens and tiles, logits, the attention parts of one layer, a layer's activations, and the
+    logits that are ordered for draws. The scratch block is counted too.
     """
     config = config.get_text_config()
     rows = sizes.rows[-1]
@@ -45,10 +47,10 @@ def planned_bytes(
     width: int = config.hidden_size
     num_heads: int = config.num_attention_heads
     inner_width = getattr(config, "intermediate_size", None) or 4 * width
-    # Some models have one for each layer.
+    # Some models have one width for each layer.
     inner: int = max(inner_width) if isinstance(inner_width, list) else inner_width
     activations = rows * (_HIDDEN * width + _INNER * inner) * layout.dtype.itemsize
-    of_parts = parts * num_heads * (layout.head_dim + 1) * 4
+    part_outputs = parts * num_heads * (layout.head_dim + 1) * 4
     logits = rows * vocabulary * (layout.dtype.itemsize + 4)
     draws = min(rows, rows_at_a_time(vocabulary)) * vocabulary * _DRAW_BYTES
     buffers = StepBuffers(
@@ -62,7 +64,7 @@ def planned_bytes(
     return (
         buffers.num_bytes
         + activations
-        + of_parts
+        + part_outputs
         + logits
         + draws
         + len(sizes.all()) * GRAPH_BYTES

@@ -1,8 +1,8 @@
 """Which decode steps are launched as a CUDA graph, and the sizes that graphs are captured in.
 
-A graph does the same with other numbers in the same memory. So it has a fixed number of rows, and
-does only what depends on nothing that the host must be asked for. `why_plain` is the whole rule;
-every other step goes the plain way.
+A graph does the same work with other numbers in the same memory. So it has a fixed number of rows.
+It does no work that needs the host. `why_plain` is the whole rule of which steps are launched.
+All other steps go the plain way.
 """
 
 from bisect import bisect_left
@@ -14,13 +14,14 @@ from engine.schedule.runner import Work
 from engine.sizing import blocks_for
 
 MOST_ROWS = 256
-"""Larger batches have more to compute than to launch."""
+"""The most rows of a graph. A larger batch takes longer to compute than to launch."""
 MOST_PARTS = 4096
-"""Parts of attention in one step, each a row over `SPLIT_TOKENS` keys at most."""
+"""The most parts of attention in one step. A part is a row over at most `SPLIT_TOKENS` keys."""
 _LEAST_PARTS = 64
+"""The least room for parts that a graph has."""
 _PARTS_STEP = 4
-"""A size has so many times the parts of the one before. A part that a step has not costs a launched
-program that ends at once."""
+"""Each size has so many times the parts of the size before. A part that a step does not need costs
+a launched program that ends at once."""
 
 PLAIN: Mapping[str, Callable[[Work], bool]] = {
     "several tokens of a sequence, as in prefill": lambda work: len(work.token_ids) != 1,
@@ -35,13 +36,13 @@ PLAIN: Mapping[str, Callable[[Work], bool]] = {
         work.sample is not None and not is_greedy(work.sample) and work.sample.top_k > HEAD
     ),
 }
-"""What a step has in which one of its sequences is so, and which goes the plain way."""
+"""The reasons why a step goes the plain way. One work for which the function is true is enough."""
 TOO_MANY_ROWS = "more sequences than the largest graph has"
 TOO_MANY_PARTS = f"attention in more than {MOST_PARTS:,} parts"
 
 
 def why_plain(works: Sequence[Work], sizes: "GraphSizes") -> str | None:
-    """Why a step goes the plain way, by the words of this module. None: a graph is launched."""
+    """Why a step goes the plain way, in the words of this module; None: a graph is launched."""
     for reason, is_so in PLAIN.items():
         if any(map(is_so, works)):
             return reason
@@ -56,29 +57,32 @@ def why_plain(works: Sequence[Work], sizes: "GraphSizes") -> str | None:
 class GraphSize:
     """What one graph has room for."""
 
-    # Rows, one for each sequence that decodes.
+    # The number of rows. Each sequence that decodes has one.
     rows: int
-    # Parts of attention.
+    # The number of parts of attention.
     parts: int
-    # Whether a row may be drawn. Otherwise all take the likeliest token.
+    # Whether tokens may be drawn. Otherwise all rows take the likeliest token.
     draws: bool
 
     @property
     def wide_tiles(self) -> int:
-        """A wide tile has two rows or more, each a part."""
+        """The number of wide tiles. A wide tile has two rows or more, and a part for each row."""
         return self.parts // 2 if self.rows > 1 else 0
 
     @property
     def tiles(self) -> int:
-        """Wide ones, and as many narrow ones as parts."""
+        """The number of tiles: the wide ones, and a narrow one for each part."""
         return self.wide_tiles + self.parts
 
 
 class GraphSizes:
-    """The sizes of one engine's graphs: 1, 2, 4, … rows and the most that decode together."""
+    """The sizes of one engine's graphs. They have 1, 2, 4, … rows, and `most_rows`."""
 
     def __init__(self, most_rows: int, most_tokens: int, split: int) -> None:
-        """`most_tokens` of one sequence; `split` is of how many keys a part is at most."""
+        """At most `most_rows` sequences decode together, each of at most `most_tokens` tokens.
+
+        A part has at most `split` keys.
+        """
         self.split = split
         most_rows = min(most_rows, MOST_ROWS)
         powers = [2**power for power in range(most_rows.bit_length())]
@@ -86,11 +90,11 @@ class GraphSizes:
         self._parts = {rows: _part_sizes(rows, most_tokens, split) for rows in self.rows}
 
     def most_parts(self, rows: int) -> int:
-        """Of a step of so many rows."""
+        """The most parts of a step with so many rows."""
         return self._parts[self._fitting_rows(rows)][-1]
 
     def all(self) -> list[GraphSize]:
-        """The largest first, so that the smaller ones find their memory taken."""
+        """All sizes, the largest first. The graphs of smaller sizes then reuse its memory."""
         sizes = [
             GraphSize(rows, parts, draws)
             for rows in self.rows
