@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.protocol import Done, DrawnToken, Sampling, TextDelta
+from engine.protocol import Done, DrawnToken, Prompt, Sampling, TextDelta
 from tests.conformance.conftest import new_engine
 from tests.conformance.engines import Answer, Engine, Refused
 from tests.conformance.test_demands import answer, calls, demand, need
@@ -102,6 +102,31 @@ def test_the_likeliest_tokens_alone_are_left_by_a_high_min_p(engine: Engine) -> 
     heated = ask(engine, [], temperature=2.0, seed=3, max_tokens=20)
     assert heated.text() != greedy
     assert ask(engine, [], temperature=2.0, seed=3, max_tokens=20, min_p=1.0).text() == greedy
+
+
+def test_min_p_cuts_what_the_temperature_made_of_the_probabilities(engine: Engine) -> None:
+    """A server that cuts first leaves the same tokens at every temperature.
+
+    After this prompt the second token of our demo model has an eighth of the first one's
+    probability, and ten more have a thirtieth or more. At temperature 2 the square roots count.
+    """
+    need(engine, "min_p")
+    need(engine, "multiple_choices")
+    need(engine, "own_template")
+    if engine.description.model != MODEL.name:
+        pytest.skip(f"declares model {engine.description.model}: its probabilities are not known")
+
+    def first_tokens(temperature: float) -> set[str]:
+        sampling = Sampling(
+            max_tokens=1, temperature=temperature, min_p=0.18, seed=3, num_choices=8
+        )
+        request = engine.request(Prompt([], text="def "), engine.scope())
+        reply = answer(engine, msgspec.structs.replace(request, sampling=sampling))
+        return {reply.text(choice) for choice in range(8)}
+
+    cool = first_tokens(1.0)
+    assert len(cool) == 1
+    assert cool < first_tokens(2.0)
 
 
 def test_no_other_tokens_are_drawn_than_those_that_are_allowed(engine: Engine) -> None:
