@@ -29,9 +29,10 @@ from gateway.base.words import counted
 from gateway.cli.arguments import Commands
 from gateway.cli.running import why_not_ready
 from gateway.journal.drain import Billing, Drain
+from gateway.journal.file import has_journal
 from gateway.journal.rebuilt import Counted, Rebuilder, instance_of, last_attempts
 from gateway.journal.reconcile import Reconciler
-from gateway.journal.store import Journal, has_journal
+from gateway.journal.store import Journal
 from gateway.journal.versions import check_version
 from gateway.ledger.access import Keys
 from gateway.ledger.database import Ledger

@@ -21,7 +21,8 @@ from gateway.base.errors import JournalUnavailable, LedgerNotMigrated, LedgerUna
 from gateway.base.settings import load_database, load_price_files
 from gateway.base.words import counted
 from gateway.cli import arguments
-from gateway.journal.store import ASIDE, CLOSED, has_journal, rows_in
+from gateway.journal.file import has_journal, rows_in
+from gateway.journal.table import ASIDE, CLOSED
 from gateway.journal.versions import check_version
 from gateway.ledger.database import DEADLINE_SECONDS, Ledger, with_ledger
 from gateway.ledger.reads.sums import Range

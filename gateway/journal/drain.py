@@ -15,7 +15,8 @@ from gateway.base.errors import GatewayError, LedgerRefused
 from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
-from gateway.journal.store import LOST, REFUSED, Journal
+from gateway.journal.store import Journal
+from gateway.journal.table import LOST, REFUSED
 from gateway.prices.files import PriceBook
 from gateway.prices.price import NanoDollars, Price, PriceSheets
 from gateway.prompt.ask import Ask

@@ -17,7 +17,8 @@ from gateway.base.logs import get_logger
 from gateway.base.record import TurnRecord, turn_of
 from gateway.journal.drain import Known
 from gateway.journal.rebuilt import Counted, Rebuilder, instance_of, last_attempts
-from gateway.journal.store import BROKEN, LOST, Journal
+from gateway.journal.store import Journal
+from gateway.journal.table import BROKEN, LOST
 
 GRACE_SECONDS = 30.0
 """The wait for a turn of this process, which may be on its way to the journal."""

@@ -27,7 +27,8 @@ from gateway.base.row_ids import is_try
 from gateway.journal.drain import Known
 from gateway.journal.lost import LostTurns
 from gateway.journal.rebuilt import Counted
-from gateway.journal.store import LOST, Journal
+from gateway.journal.store import Journal
+from gateway.journal.table import LOST
 
 _POLL_SECONDS = 0.1
 _SWEEP_SECONDS = 30.0

@@ -12,238 +12,66 @@ aside with its bytes.
 """
 
 import asyncio
-import fcntl
-import json
 import os
 import re
 import secrets
 import sqlite3
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from datetime import UTC, datetime
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Self
-from zlib import crc32
 
 import msgspec
 
 from gateway.base.errors import JournalFull, JournalUnavailable
 from gateway.base.logs import get_logger
 from gateway.base.record import TurnRecord
-from gateway.base.row_ids import MARK, MARK_PLACE, turn_of_try
+from gateway.base.row_ids import turn_of_try
 from gateway.base.settings import JOURNAL_MAX_BYTES
 from gateway.journal import contents
 from gateway.journal.contents import Content
-from gateway.journal.versions import APPLICATION, FILE, FORMAT, check_version, connect_to_read
-
-OPEN = "open"
-CLOSED = "closed"
-ASIDE = "aside"
-LOST = "lost"
-BROKEN = "broken"
-REFUSED = "refused by the ledger"
+from gateway.journal.file import (
+    DAMAGED_PREFIX,
+    FILES,
+    INSTANCES,
+    Damaged,
+    file_id,
+    id_of,
+    is_damage,
+    lock_directory,
+    open_file,
+    readable_days,
+    readable_rows,
+    sync_directory,
+)
+from gateway.journal.table import (
+    ASIDE,
+    BROKEN,
+    CLOSED,
+    OPEN,
+    OVER_CLOSED,
+    ROWS,
+    Row,
+    Table,
+    new_row,
+)
+from gateway.journal.versions import FILE, FORMAT, check_version
 
 _DEADLINE_SECONDS = 5.0
 _RETRY_SECONDS = 0.5
 _GROUP = 512
-
-_FILES = (FILE, f"{FILE}-wal", f"{FILE}-shm")
-_INSTANCES = "instances"
-_KEPT = "damaged-"
-_MODE = 0o600
-_SCHEMA = f"""
-PRAGMA application_id = {APPLICATION};
-CREATE TABLE turns (
-    id TEXT PRIMARY KEY,
-    state TEXT NOT NULL,
-    record BLOB,
-    checksum INTEGER NOT NULL,
-    reason TEXT,
-    at TEXT
-);
-CREATE INDEX turns_by_state ON turns (state);
-"""
-# Format 2: how many turns of each day the ledger had when the journal forgot them (`audit.py`).
-# Format 4: contents of turns (`contents.py`).
-_LATER_FORMATS = f"""
-CREATE TABLE IF NOT EXISTS forgotten (day_ms INTEGER PRIMARY KEY, number INTEGER NOT NULL);
-{contents.SCHEMA}
-PRAGMA user_version = {FORMAT};
-"""
-_COUNT_DAY = """
-INSERT INTO forgotten VALUES (?, ?)
-ON CONFLICT (day_ms) DO UPDATE SET number = number + excluded.number
-"""
-_TAKE_DAY = """
-INSERT INTO forgotten VALUES (?, ?)
-ON CONFLICT (day_ms) DO UPDATE SET number = max(number, excluded.number)
-"""
-_FORGET = """
-DELETE FROM turns WHERE id IN (SELECT value FROM json_each(?))
-AND state IN ('open', 'closed') RETURNING record
-"""
-_DAY_MS = 86_400_000
-# The turns of each state. They are counted in memory, within each transaction.
-_COUNTING = """
-PRAGMA temp_store = MEMORY;
-CREATE TEMP TABLE counts AS SELECT value AS state,
-    (SELECT count(*) FROM turns WHERE state = value) AS number
-    FROM json_each('["open", "closed", "aside"]');
-CREATE TEMP TRIGGER added AFTER INSERT ON turns BEGIN
-    UPDATE counts SET number = number + 1 WHERE state = new.state;
-END;
-CREATE TEMP TRIGGER changed AFTER UPDATE ON turns BEGIN
-    UPDATE counts SET number = number + (state = new.state) - (state = old.state);
-END;
-CREATE TEMP TRIGGER removed AFTER DELETE ON turns BEGIN
-    UPDATE counts SET number = number - 1 WHERE state = old.state;
-END;
-"""
-# The turns of each state, and the bytes of pages that are in use.
-_NUMBERS = """
-SELECT json_group_object(state, number), (
-    SELECT (page_count - freelist_count) * page_size
-    FROM pragma_page_count, pragma_freelist_count, pragma_page_size
-) FROM counts
-"""
-_REMOVE = """
-DELETE FROM turns WHERE id IN (SELECT value FROM json_each(?))
-AND state IN (SELECT value FROM json_each(?))
-"""
-_REPLACE = """
-ON CONFLICT (id) DO UPDATE SET state = excluded.state, record = excluded.record,
-checksum = excluded.checksum, reason = excluded.reason, at = excluded.at WHERE
-"""
-_OVER_OPEN = "turns.state = 'open' OR turns.state = 'aside' AND excluded.state = 'closed'"
-"""An open turn may be rewritten or closed. A close also replaces a turn that was set aside."""
-_OVER_CLOSED = f"{_OVER_OPEN} OR turns.state = 'closed'"
-_ROWS = "SELECT id, state, record, checksum, reason, at FROM turns"
-_DAMAGES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-_UNREADABLE = frozenset({sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ})
-_PRIMARY = 0xFF
 _IS_INSTANCE = re.compile("[0-9a-f]{8}")
 _MADE_BY = re.compile("msg_([0-9a-f]{8})")
 
 Guard = Callable[[str, Callable[[], None]], None]
 """Runs one round of the named thread loop, and handles its exceptions."""
 
-
-class _Moment(msgspec.Struct):
-    opened_at: datetime
-
-
-_moment = msgspec.json.Decoder(_Moment).decode
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(TurnRecord).decode
-
-
-class Row(NamedTuple):
-    """A turn in the journal."""
-
-    id: str
-    state: str
-    # None where nothing is left of the turn but its name.
-    record: bytes | None
-    checksum: int
-    # Why it was set aside, and when (ISO 8601).
-    reason: str | None = None
-    at: str | None = None
-
-    @property
-    def is_sound(self) -> bool:
-        return self.checksum == _checksum(self.id, self.state, self.record)
-
-
-def _row(turn_id: str, state: str, record: bytes | None, reason: str | None = None) -> Row:
-    at = None if reason is None else datetime.now(UTC).isoformat(timespec="seconds")
-    return Row(turn_id, state, record, _checksum(turn_id, state, record), reason, at)
-
-
-def _checksum(turn_id: str, state: str, record: bytes | None) -> int:
-    """The checksum of a row. SQLite finds damage to its own structure, but not a flipped digit of a
-    record, which would be billed."""
-    return crc32(record or b"", crc32(f"{turn_id} {state}".encode()))
-
-
-def has_journal(directory: Path) -> bool:
-    """Whether there is anything of a journal."""
-    return any((directory / name).exists() for name in (*_FILES, _INSTANCES))
-
-
-def rows_in(directory: Path) -> list[Row]:
-    """The journal's rows, the oldest first; also while a gateway writes it. Raise sqlite3.Error."""
-    with closing(connect_to_read(directory)) as db:
-        return [Row(*row) for row in db.execute(_ROWS + " ORDER BY rowid")]
-
-
-class Damaged(Exception):
-    """The file is no sound journal."""
-
-
-class Table:
-    """The turns of an open file, by id. Few statements: at each the thread may wait for the GIL."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self.db = db
-        db.executescript(_COUNTING)
-
-    def numbers(self) -> tuple[dict[str, int], int]:
-        """Turns by state, and their bytes."""
-        counts, num_bytes = self.db.execute(_NUMBERS).fetchone()
-        return json.loads(counts), num_bytes
-
-    def put(self, rows: Sequence[Row], over: str = _OVER_OPEN) -> None:
-        """Write rows. A row that is there is replaced only where the condition `over` holds."""
-        values = ", ".join(["(?, ?, ?, ?, ?, ?)"] * len(rows))
-        command = f"INSERT INTO turns VALUES {values} {_REPLACE} {over}"  # noqa: S608
-        self.db.execute(command, [*chain(*rows)])
-
-    def unknown(self, turn_ids: Sequence[str]) -> list[str]:
-        query = "SELECT value FROM json_each(?) WHERE value NOT IN (SELECT id FROM turns)"
-        return [str(row[0]) for row in self.db.execute(query, (json.dumps(list(turn_ids)),))]
-
-    def closed_tries(self) -> list[str]:
-        """The ids of closed tries of batches' rows."""
-        query = "SELECT id FROM turns WHERE state = ? AND substr(id, ?, 1) = ?"
-        rows = self.db.execute(query, (CLOSED, MARK_PLACE + 1, MARK))
-        return [str(row[0]) for row in rows]
-
-    def remove(self, turn_ids: Sequence[str], *states: str) -> None:
-        self.db.execute(_REMOVE, (json.dumps(list(turn_ids)), json.dumps(states)))
-
-    def forget(self, turn_ids: Sequence[str]) -> None:
-        """Remove turns that the ledger has, and count them by the day (UTC) on which they began."""
-        removed = self.db.execute(_FORGET, (json.dumps(list(turn_ids)),)).fetchall()
-        days: Counter[int] = Counter()
-        for (record,) in removed:
-            with suppress(msgspec.MsgspecError):  # a broken record is not counted
-                opened_ms = int(_moment(record).opened_at.timestamp() * 1000)
-                days[opened_ms // _DAY_MS * _DAY_MS] += 1
-        self.db.executemany(_COUNT_DAY, days.items())
-
-    def forgotten(self) -> dict[int, int]:
-        return dict(self.db.execute("SELECT day_ms, number FROM forgotten").fetchall())
-
-    def set_aside(self, turn_ids: Sequence[str], reason: str) -> None:
-        """Set turns aside. A turn that is set aside already stays as it is. A turn that is not here
-        gets a row without a record."""
-        for turn_id in turn_ids:
-            query = "SELECT record FROM turns WHERE id = ?"
-            (record,) = self.db.execute(query, (turn_id,)).fetchone() or (None,)
-            self.put([_row(turn_id, ASIDE, record, reason)], f"turns.state != '{ASIDE}'")
-
-    def rows(self, state: str, limit: int) -> list[Row]:
-        query = _ROWS + " WHERE state = ? ORDER BY rowid LIMIT ?"
-        return [Row(*row) for row in self.db.execute(query, (state, limit))]
-
-    def ids(self, state: str, reason: str) -> list[str]:
-        query = "SELECT id FROM turns WHERE state = ?1 AND ?2 IN ('', reason) ORDER BY id"
-        return [str(row[0]) for row in self.db.execute(query, (state, reason))]
-
 
 Work = Row | Callable[[Table], Any]
 """A row to write, or a function that works on the table."""
@@ -304,7 +132,7 @@ class Journal:
     def start(self) -> Self:
         """Open the file and start the thread. Raise JournalUnavailable where the file can't be
         opened, another process has it, or another version wrote it."""
-        self._lock = _lock(self._directory)
+        self._lock = lock_directory(self._directory)
         try:
             check_version(self._directory)
             self._table = self._open()
@@ -330,7 +158,7 @@ class Journal:
     @property
     def is_in_place(self) -> bool:
         """Whether the open file is still at its path. Somebody may have removed it."""
-        return self._file is None or _file_id(self._path) == self._file
+        return self._file is None or file_id(self._path) == self._file
 
     def look(self) -> None:
         """Have the thread check the file, even if there is nothing to write."""
@@ -361,7 +189,7 @@ class Journal:
         keep the turn."""
         if not self.has_room:
             raise JournalFull
-        row = _row(record.journal_id, OPEN, _encode(record))
+        row = new_row(record.journal_id, OPEN, _encode(record))
         is_open = False
         try:
             await self._do(row)
@@ -376,7 +204,7 @@ class Journal:
 
     async def rewrite(self, record: TurnRecord) -> None:
         """Replace the record of an open turn, which goes on at another engine."""
-        await self._do(_row(record.journal_id, OPEN, _encode(record)))
+        await self._do(new_row(record.journal_id, OPEN, _encode(record)))
 
     async def close(self, record: TurnRecord, content: Content | None = None) -> None:
         """Close a turn, in one commit with its content. A second close changes nothing. A close
@@ -385,7 +213,7 @@ class Journal:
 
     def close_soon(self, record: TurnRecord, content: Content | None = None) -> asyncio.Future[Any]:
         """Hand a close over without waiting, which is safe while a stream is being cancelled."""
-        row = _row(record.journal_id, CLOSED, _encode(record))
+        row = new_row(record.journal_id, CLOSED, _encode(record))
         if content is None:
             return self._submit(row, must=True)
 
@@ -401,9 +229,9 @@ class Journal:
         Call this in the step of the event loop in which `close` raised. Until the correction is on
         disk, `closed_turns` leaves the turn out.
         """
-        row = _row(record.journal_id, CLOSED, _encode(record))
+        row = new_row(record.journal_id, CLOSED, _encode(record))
         self._correcting.add(row.id)
-        future = self._submit(lambda table: table.put([row], _OVER_CLOSED), must=True)
+        future = self._submit(lambda table: table.put([row], OVER_CLOSED), must=True)
         future.add_done_callback(lambda _: self._correcting.discard(row.id))
 
     async def keep(self, content: Content) -> None:
@@ -582,7 +410,7 @@ class Journal:
             else:
                 self._tell([job.future for job in jobs], results)
                 return None
-            if not _is_damage(failure):
+            if not is_damage(failure):
                 break
             self._keep_aside(failure)
         if not self._is_failing:
@@ -627,22 +455,22 @@ class Journal:
 
     def _open(self) -> Table:
         """Open the file, or a new one in place of a damaged one. Raise sqlite3.Error or OSError."""
-        path = self._directory / _INSTANCES  # the present one stands last
+        path = self._directory / INSTANCES  # the present one stands last
         content = path.read_text("ascii", "replace") if path.exists() else ""
         instances = [line for line in content.splitlines() if _IS_INSTANCE.fullmatch(line)]
         is_hurt = bool(instances) and not self._path.exists()
         try:
-            table = _open_file(self._directory)
+            table = open_file(self._directory)
         except (sqlite3.Error, Damaged) as error:
-            if isinstance(error, sqlite3.Error) and not _is_damage(error):
+            if isinstance(error, sqlite3.Error) and not is_damage(error):
                 raise
             self._keep_aside(error)
-            table = _open_file(self._directory)
+            table = open_file(self._directory)
         with ExitStack() as failing:
             failing.callback(table.db.close)
             self._bring_over(table, instances, is_hurt=is_hurt)
             failing.pop_all()
-        self._file = _file_id(self._path)
+        self._file = file_id(self._path)
         return table
 
     def _bring_back(self) -> None:
@@ -652,23 +480,23 @@ class Journal:
         if old is None:
             self._file = None
             return
-        rows = [Row(*row) for row in old.db.execute(f"{_ROWS} ORDER BY rowid")]
+        rows = [Row(*row) for row in old.db.execute(f"{ROWS} ORDER BY rowid")]
         self._log.error("journal_gone", file=FILE, turns=len(rows))
         self._directory.mkdir(parents=True, exist_ok=True)
-        if _file_id(self._directory / "lock") != _id_of(os.fstat(self._lock.fileno())):
+        if file_id(self._directory / "lock") != id_of(os.fstat(self._lock.fileno())):
             try:
-                lock = _lock(self._directory)
+                lock = lock_directory(self._directory)
             except JournalUnavailable as error:
                 raise OSError(str(error)) from None
             self._lock.close()
             self._lock = lock
-        if not (self._directory / _INSTANCES).exists():
+        if not (self._directory / INSTANCES).exists():
             self._write_instances()
         table = self._open()
         table.db.execute("BEGIN IMMEDIATE")
         for row in rows:
             table.put([row], "false")
-        table.db.executemany(_TAKE_DAY, old.forgotten().items())
+        table.take_forgotten(old.forgotten().items())
         for content in contents.all_of(old.db):
             contents.put(table.db, [content])
         _commit(table.db)
@@ -678,18 +506,18 @@ class Journal:
 
     def _bring_over(self, table: Table, instances: list[str], *, is_hurt: bool) -> None:
         """Copy what can be read of damaged files, and begin a new instance if anything was lost."""
-        kept = sorted(self._directory.glob(f"{_KEPT}*"))
+        kept = sorted(self._directory.glob(f"{DAMAGED_PREFIX}*"))
         unread = [folder for folder in kept if not (folder / "read").exists()]
         for folder in unread:
             # Rows that are here already stay as they are.
             rows = table.numbers()[0].values()
             table.db.execute("BEGIN IMMEDIATE")
-            for row in _readable_rows(folder):
+            for row in readable_rows(folder):
                 if not row.is_sound:
                     self._log.error("turn_set_aside", turn=row.id, reason=BROKEN)
-                    row = _row(row.id, ASIDE, row.record, BROKEN)
+                    row = new_row(row.id, ASIDE, row.record, BROKEN)
                 table.put([row], "false")
-            table.db.executemany(_TAKE_DAY, _readable_days(folder))
+            table.take_forgotten(readable_days(folder))
             for content in contents.readable(folder):
                 contents.put(table.db, [content])
             _commit(table.db)
@@ -714,8 +542,8 @@ class Journal:
             file.write("".join(f"{instance}\n" for instance in self.instances))
             file.flush()
             os.fsync(file.fileno())
-        path.rename(self._directory / _INSTANCES)
-        _sync(self._directory)
+        path.rename(self._directory / INSTANCES)
+        sync_directory(self._directory)
 
     def _close(self) -> None:
         if self._table is not None:
@@ -725,12 +553,12 @@ class Journal:
 
     def _keep_aside(self, error: Exception) -> None:
         """Move the file, as it is, into a folder of its own."""
-        kept = self._directory / f"{_KEPT}{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+        kept = self._directory / f"{DAMAGED_PREFIX}{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
         kept.mkdir()
-        for name in _FILES:
+        for name in FILES:
             with suppress(FileNotFoundError):
                 (self._directory / name).rename(kept / name)
-        _sync(self._directory)
+        sync_directory(self._directory)
         # When a file is closed, SQLite writes its log into it, but not into one that was moved.
         self._close()
         self._log.error("journal_damaged", file=FILE, error=str(error), kept=kept.name)
@@ -743,94 +571,5 @@ def _fail(future: asyncio.Future[Any], error: Exception | None = None) -> None:
         future.exception()
 
 
-def _lock(directory: Path) -> Any:
-    """Lock the journal, since two processes would close each other's turns. The kernel ends the
-    lock of a dead process. Raise JournalUnavailable."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        file = (directory / "lock").open("w")
-    except OSError as error:
-        raise JournalUnavailable(f"journal `{directory}`: {error.strerror}") from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise JournalUnavailable(f"journal `{directory}` is used by another process") from None
-    return file
-
-
-def _open_file(directory: Path) -> Table:
-    """Open or make the file. Raise Damaged or sqlite3.Error where it is not sound."""
-    path = directory / FILE
-    is_new = not path.exists() or path.stat().st_size == 0
-    if is_new and (directory / f"{FILE}-wal").exists():
-        raise Damaged("the file is gone, and its log is there")  # SQLite would delete the log
-    if not is_new:
-        with closing(connect_to_read(directory)) as db:
-            problem = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-            if problem != "ok":
-                raise Damaged(str(problem))
-            # A kill at the first start may have come before the schema.
-            has_schema = db.execute("SELECT 1 FROM sqlite_master").fetchone() is not None
-            is_new = not has_schema and not (directory / _INSTANCES).exists()
-            if not is_new and db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION:
-                raise Damaged("it is no journal")
-    # SQLite gives its log the file's own mode.
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE))
-    for kept in (*directory.glob(f"{FILE}*"), *directory.glob(f"{_KEPT}*/{FILE}*")):
-        kept.chmod(_MODE)
-    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = FULL")
-    if is_new:
-        db.executescript(f"BEGIN;{_SCHEMA}{_LATER_FORMATS}COMMIT;")
-        _sync(directory)
-    elif db.execute("PRAGMA user_version").fetchone()[0] < FORMAT:
-        db.executescript(f"BEGIN;{_LATER_FORMATS}COMMIT;")
-    return Table(db)
-
-
-def _readable_rows(directory: Path) -> Iterator[Row]:
-    """The rows of a damaged file that SQLite can read, from the front and from the back."""
-    for order in ("ASC", "DESC"):
-        with suppress(sqlite3.Error), closing(connect_to_read(directory)) as db:
-            for row in db.execute(f"{_ROWS} ORDER BY rowid {order}"):
-                turn_id, state, record = row[:3]
-                is_row = isinstance(turn_id, str) and isinstance(record, bytes | None)
-                if is_row and state in (OPEN, CLOSED, ASIDE):
-                    yield Row(*row)
-
-
 def _commit(db: sqlite3.Connection) -> None:
     db.execute("COMMIT")
-
-
-def _readable_days(directory: Path) -> list[tuple[int, int]]:
-    """The counts of forgotten turns in a damaged file, where they can be read."""
-    with suppress(sqlite3.Error), closing(connect_to_read(directory)) as db:
-        return db.execute("SELECT day_ms, number FROM forgotten").fetchall()
-    return []
-
-
-def _is_damage(error: Exception) -> bool:
-    code = int(getattr(error, "sqlite_errorcode", 0))  # an error of Python's own has none
-    return code & _PRIMARY in _DAMAGES or code in _UNREADABLE
-
-
-def _id_of(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
-
-
-def _file_id(path: Path) -> tuple[int, int] | None:
-    try:
-        return _id_of(path.stat())
-    except OSError:
-        return None
-
-
-def _sync(directory: Path) -> None:
-    file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

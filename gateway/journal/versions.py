@@ -1,7 +1,7 @@
 """Which version wrote a journal.
 
 A journal of a newer version, or from before the first format, is refused and left as it is. So
-none of its turns is lost. Lower formats are brought up to date (`store.py`).
+none of its turns is lost. Lower formats are brought up to date (`file.py`).
 
 `PRAGMA user_version` is the format. Formats 0 and 1 are the first one's; 2 counts what it forgets;
 3 has tries of batches' rows, with their results; 4 has the contents of turns;

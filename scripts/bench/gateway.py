@@ -30,7 +30,8 @@ from typing import Any
 
 import uvloop
 
-from gateway.journal.store import ASIDE, rows_in
+from gateway.journal.file import rows_in
+from gateway.journal.table import ASIDE
 from scripts import stack
 from scripts.bench.load import marked
 from scripts.bench.report import percentile

@@ -12,7 +12,8 @@ from typing import Any
 
 import httpx
 
-from gateway.journal.store import OPEN, rows_in
+from gateway.journal.file import rows_in
+from gateway.journal.table import OPEN
 from scripts.stack import (
     ENGINE_SECRET,
     free_port,

@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.journal.store import OPEN, rows_in
+from gateway.journal.file import rows_in
+from gateway.journal.table import OPEN
 from gateway.structs.usage import NOT_DELIVERED
 from scripts.bench.load import body_of
 from scripts.stack import API_HEADERS, serving_engine, serving_gateway

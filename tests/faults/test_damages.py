@@ -30,8 +30,10 @@ from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
 from gateway.base.settings import DatabaseSettings
 from gateway.journal.drain import Billing, Drain
+from gateway.journal.file import rows_in
 from gateway.journal.reconcile import Reconciler
-from gateway.journal.store import ASIDE, Journal, rows_in
+from gateway.journal.store import Journal
+from gateway.journal.table import ASIDE
 from gateway.ledger.database import Ledger
 from gateway.prices.files import load_prices
 from scripts.stack import free_port, gateway_environment, python, start

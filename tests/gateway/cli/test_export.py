@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from gateway.cli.main import main
-from gateway.journal.store import REFUSED, Journal
+from gateway.journal.store import Journal
+from gateway.journal.table import REFUSED
 from scripts.stack import ROOT, python
 from tests.gateway.journal.test_journal import record
 from tests.gateway.ledger.test_sums import at

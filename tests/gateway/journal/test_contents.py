@@ -6,7 +6,9 @@ from contextlib import closing
 from pathlib import Path
 
 from gateway.journal.contents import Content
-from gateway.journal.store import CLOSED, OPEN, Journal, rows_in
+from gateway.journal.file import rows_in
+from gateway.journal.store import Journal
+from gateway.journal.table import CLOSED, OPEN
 from gateway.journal.versions import FORMAT
 from tests.gateway.journal.test_journal import record
 from tests.gateway.journal.test_store import killed, on, states

@@ -16,7 +16,8 @@ from gateway.journal.drain import Billing, Drain
 from gateway.journal.lost import AWAY_SECONDS, GRACE_SECONDS, UNCLAIMED_SECONDS, LostTurns
 from gateway.journal.rebuilt import Rebuilder
 from gateway.journal.reconcile import Reconciler
-from gateway.journal.store import BROKEN, LOST, Journal
+from gateway.journal.store import Journal
+from gateway.journal.table import BROKEN, LOST
 from gateway.ledger.database import Ledger
 from gateway.prices.files import load_prices
 from tests.gateway.journal.test_journal import Witness, nobody, record

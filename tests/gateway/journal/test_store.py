@@ -19,7 +19,9 @@ from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
 from gateway.journal import store
 from gateway.journal.drain import Drain
-from gateway.journal.store import ASIDE, BROKEN, LOST, Journal, Row, rows_in
+from gateway.journal.file import rows_in
+from gateway.journal.store import Journal
+from gateway.journal.table import ASIDE, BROKEN, LOST, Row, new_row
 from gateway.ledger.database import Ledger
 from scripts.stack import serving_gateway
 from tests.gateway.journal.test_journal import nobody, record
@@ -363,7 +365,7 @@ def test_a_start_that_is_killed_while_it_reads_a_kept_file_reads_it_again(
         raise OSError("killed")
 
     with monkeypatch.context() as patched:
-        patched.setattr(store, "_readable_rows", killed_here)
+        patched.setattr(store, "readable_rows", killed_here)
         with pytest.raises(JournalUnavailable, match="killed"):
             Journal(tmp_path / "journal").start()
     journal = on(tmp_path / "journal", nothing)
@@ -385,7 +387,7 @@ def test_a_file_that_is_damaged_under_the_gateway_is_replaced_and_no_running_tur
         await journal.close(turns[0])
         assert len(journal.damaged) == 1 and old in journal.instances and journal.instance != old
         assert states(tmp_path) == {turns[0].id: "closed", turns[1].id: "open", turns[2].id: "open"}
-        monkeypatch.setattr(store, "_readable_rows", lambda _: iter(()))
+        monkeypatch.setattr(store, "readable_rows", lambda _: iter(()))
         commits.times = 1
         await journal.close(turns[1])
         await journal.close(turns[2])
@@ -442,7 +444,7 @@ def test_a_gateway_starts_with_a_damaged_file_and_a_record_that_nobody_can_read(
     spoil_the_head(directory)
     on(directory, nothing)
     with contextlib.closing(sqlite3.connect(directory / "journal.db")) as db, db:
-        row = store._row("msg_0", "open", b"\xff\xfe no record")
+        row = new_row("msg_0", "open", b"\xff\xfe no record")
         db.execute("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?)", row)
     with (
         serve(ScriptedEngine()) as engine,
