@@ -21,9 +21,10 @@ from engine.approximate.request import ApproximateRequest
 from engine.backends.adapters import AdapterShelf
 from engine.backends.base import Body, Generation, Progress, own_guarantees
 from engine.backends.prepare.images import Expanded, Widening, widened
-from engine.backends.prepare.pool import MAX_WORKERS, PreparePool, SessionDays
+from engine.backends.prepare.pool import MAX_WORKERS, PreparePool
 from engine.backends.prepare.prepared import COUNT, GENERATE, Counted, Prepared
 from engine.backends.prepare.preparer import check_length, may_compile
+from engine.backends.prepare.session_days import SessionDays
 from engine.backends.queries import new_samples, query_of
 from engine.backends.renderer import Renderer
 from engine.backends.reports import (

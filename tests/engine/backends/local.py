@@ -14,9 +14,10 @@ from engine.backends import local
 from engine.backends.base import Parts
 from engine.backends.local import LocalBackend
 from engine.backends.prepare import pool
-from engine.backends.prepare.pool import PreparePool, WorkerProcess
+from engine.backends.prepare.pool import PreparePool
 from engine.backends.prepare.prepared import Answer, Job, Kind
 from engine.backends.prepare.preparer import Preparer
+from engine.backends.prepare.process import WorkerProcess
 from engine.backends.prepare.renderers import chat_renderer, chat_worker
 from engine.backends.synthetic import SyntheticRunner
 from engine.clock import ManualClock

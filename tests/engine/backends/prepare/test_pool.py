@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from engine.backends.prepare.pool import PreparePool, WorkerProcess
+from engine.backends.prepare.pool import PreparePool
 from engine.backends.prepare.prepared import GENERATE, Answer, Kind, Ready, Refused
+from engine.backends.prepare.process import WorkerProcess
 from engine.errors import Overloaded, PromptTooLong, PublicRefusal, TooCostly
 from engine.text.rendered import KnownDays
 

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from engine.backends.local import LocalBackend
-from engine.backends.prepare import pool as preparation
-from engine.backends.prepare.pool import PreparePool, SessionDays
+from engine.backends.prepare import session_days
+from engine.backends.prepare.pool import PreparePool
+from engine.backends.prepare.session_days import SessionDays
 from engine.clock import ManualClock
 from engine.protocol import Breakpoint, CountRequest, Sampling, Started, Tool
 from engine.settings import DEMO_MODEL
@@ -148,8 +149,8 @@ async def test_of_two_first_uses_at_midnight_the_first_decides() -> None:
 
 
 async def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation, "MAX_SCOPE_BEGINNINGS", 4)
-    monkeypatch.setattr(preparation, "MAX_BEGINNINGS", 10)
+    monkeypatch.setattr(session_days, "MAX_SCOPE_BEGINNINGS", 4)
+    monkeypatch.setattr(session_days, "MAX_BEGINNINGS", 10)
     memory = SessionDays(ManualClock(), lambda: NEW, seconds=HOUR)
 
     def use(beginning: bytes, scope: str = "s") -> None:

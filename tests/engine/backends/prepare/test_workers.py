@@ -14,9 +14,9 @@ import pytest
 import uvloop
 
 from engine.backends.local import LocalBackend
-from engine.backends.prepare import pool
-from engine.backends.prepare.pool import WorkerProcess
+from engine.backends.prepare import process as worker_process
 from engine.backends.prepare.prepared import Answer, Job, Start
+from engine.backends.prepare.process import WorkerProcess
 from engine.errors import InvalidRequest, Overloaded, TooCostly
 from engine.protocol import CountRequest, GenerateRequest, Sampling, Tool, ToolChoice
 from engine.settings import DEMO_MODEL
@@ -140,8 +140,8 @@ async def test_a_prompt_whose_workers_are_killed_or_stopped_is_prepared_by_anoth
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second of them was a 400, as if the prompt had been too costly."""
-    ask = pool._ask
-    num_left = pool.MAX_TRIES - 1
+    ask = worker_process._ask
+    num_left = worker_process.MAX_TRIES - 1
 
     async def interrupted_ask(process: asyncio.subprocess.Process, message: Start | Job) -> Answer:
         nonlocal num_left
@@ -150,12 +150,12 @@ async def test_a_prompt_whose_workers_are_killed_or_stopped_is_prepared_by_anoth
             process.send_signal(number)
         return await ask(process, message)
 
-    monkeypatch.setattr(pool, "_ask", interrupted_ask)
+    monkeypatch.setattr(worker_process, "_ask", interrupted_ask)
     async with backend(PREPARE_SECONDS=3.0) as engine:
         await finish(engine, request())
         assert not num_left
         if number == signal.SIGKILL:
-            num_left = pool.MAX_TRIES
+            num_left = worker_process.MAX_TRIES
             with pytest.raises(Overloaded, match="killed or stopped"):
                 await engine.open(request())
             await finish(engine, request())
