@@ -20,10 +20,11 @@ from engine.approximate.prompt import ApproximatePrompt
 from engine.approximate.request import ApproximateRequest
 from engine.backends.adapters import AdapterShelf
 from engine.backends.base import Body, Generation, Progress, own_guarantees
+from engine.backends.prepare.constraints import may_compile
 from engine.backends.prepare.images import Expanded, Widening, widened
 from engine.backends.prepare.pool import MAX_WORKERS, PreparePool
 from engine.backends.prepare.prepared import COUNT, GENERATE, Counted, Prepared
-from engine.backends.prepare.preparer import check_length, may_compile
+from engine.backends.prepare.preparer import check_length
 from engine.backends.prepare.session_days import SessionDays
 from engine.backends.queries import new_samples, query_of
 from engine.backends.renderer import Renderer

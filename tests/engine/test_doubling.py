@@ -13,8 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.backends.prepare.checks import MAX_STOPS
 from engine.backends.prepare.prepared import GENERATE, Job, Prepared
-from engine.backends.prepare.preparer import MAX_SCHEMA_PROPERTIES, MAX_STOPS, Preparer
+from engine.backends.prepare.preparer import Preparer
+from engine.backends.prepare.schemas import MAX_SCHEMA_PROPERTIES
 from engine.backends.queries import new_samples, query_of
 from engine.backends.synthetic import SyntheticRunner
 from engine.cache.digests import ChainHasher

@@ -18,7 +18,7 @@ from urllib.parse import urlencode, urlsplit
 
 import httpx
 
-from engine.backends.prepare.preparer import MAX_SCHEMA_NESTING
+from engine.backends.prepare.schemas import MAX_SCHEMA_NESTING
 from gateway.base.bounds import RequestBounds
 from gateway.base.settings import Settings
 from scripts.bench.load import MESSAGES, headers_of

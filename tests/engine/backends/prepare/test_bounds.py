@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from engine.backends.prepare.prepared import COUNT, GENERATE, Job, Refused
-from engine.backends.prepare.preparer import Preparer, check_schemas
+from engine.backends.prepare.preparer import Preparer
+from engine.backends.prepare.schemas import check_schemas
 from engine.errors import SchemaRefused
 from engine.protocol import CountRequest, GenerateRequest, Sampling, Tool, ToolChoice
 from tests.engine.backends.local import SCOPE, description, prompt, request
