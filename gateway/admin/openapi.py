@@ -28,12 +28,8 @@ from litestar.typing import FieldDefinition
 from gateway.admin.controller import JsonBody
 from gateway.base import errors
 from gateway.dialects.anthropic import response as batches
-from gateway.dialects.anthropic.request import (
-    VERSIONS,
-    CountTokensRequest,
-    CreateBatch,
-    MessagesRequest,
-)
+from gateway.dialects.anthropic.batch import CreateBatch
+from gateway.dialects.anthropic.request import VERSIONS, CountTokensRequest, MessagesRequest
 from gateway.dialects.anthropic.response import EVENTS, Message, ModelInfo, ModelList, TokenCount
 from gateway.dialects.errors import ENVELOPES, status_of
 from gateway.dialects.fields import Fields

@@ -18,8 +18,8 @@ from gateway.advice.observation import Observation, Row, observe
 from gateway.base.catalogue import CatalogueModel
 from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
+from gateway.dialects.anthropic.decode import decode_messages
 from gateway.dialects.anthropic.lower import plan_of
-from gateway.dialects.anthropic.request import decode_messages
 from gateway.dialects.gemini import lower as gemini
 from gateway.dialects.gemini.request import decode_generate
 from gateway.dialects.lowering import RequestContext

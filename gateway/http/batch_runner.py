@@ -44,15 +44,11 @@ from gateway.base.errors import (
 from gateway.base.logs import bind_request_id, get_logger
 from gateway.base.record import RowTry
 from gateway.base.row_ids import new_try_id, row_turn_id
+from gateway.dialects.anthropic.batch import decode_batch
+from gateway.dialects.anthropic.decode import decode_messages
 from gateway.dialects.anthropic.lower import ask_of
-from gateway.dialects.anthropic.request import VERSIONS, Version, decode_batch, decode_messages
-from gateway.dialects.anthropic.response import (
-    BatchResult,
-    Canceled,
-    Errored,
-    Expired,
-    Succeeded,
-)
+from gateway.dialects.anthropic.request import VERSIONS, Version
+from gateway.dialects.anthropic.response import BatchResult, Canceled, Errored, Expired, Succeeded
 from gateway.dialects.collector import Findings
 from gateway.dialects.errors import anthropic_error
 from gateway.http.model_calls import whole_message

@@ -20,6 +20,7 @@ from gateway.dialects import sse
 from gateway.dialects.anthropic import lower as anthropic
 from gateway.dialects.anthropic import request as messages
 from gateway.dialects.anthropic import response as answers
+from gateway.dialects.anthropic.decode import decode_count_tokens, decode_messages
 from gateway.dialects.collector import Event, Findings
 from gateway.dialects.errors import anthropic_error, body_of
 from gateway.dialects.gemini import lower as gemini
@@ -32,14 +33,7 @@ from gateway.dialects.openai.response import ChatWriter, TextWriter
 from gateway.http.auth import KeyAuth
 from gateway.http.cached_contents import held_by
 from gateway.http.errors import request_id
-from gateway.http.generation import (
-    KeyRequest,
-    Stream,
-    answer,
-    answered,
-    prepared,
-    while_present,
-)
+from gateway.http.generation import KeyRequest, Stream, answer, answered, prepared, while_present
 from gateway.http.services import services_of
 from gateway.http.speaking import header_of
 from gateway.prompt.ask import Ask, Compared, TurnId
@@ -81,7 +75,7 @@ class MessagesController(Controller):
                 marks_for_client=services.auto_cache_messages,
             )
 
-        ask = await prepared(request, body, messages.decode_messages, make)
+        ask = await prepared(request, body, decode_messages, make)
         stream = _message_stream(request) if ask.stream else None
         return await answer(request, ask, partial(_message_writer, ask), stream)
 
@@ -97,7 +91,7 @@ class MessagesController(Controller):
             return anthropic.count_ask_of(decoded, context, version)
 
         with services.counting.admitted(request.user.workspace, len(body)):
-            ask = await prepared(request, body, messages.decode_count_tokens, make)
+            ask = await prepared(request, body, decode_count_tokens, make)
             return answers.TokenCount(await while_present(request.scope, services.turns.count(ask)))
 
 

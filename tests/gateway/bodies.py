@@ -7,8 +7,8 @@ import msgspec
 
 from gateway.base.catalogue import CatalogueModel
 from gateway.base.grants import AutoCache
+from gateway.dialects.anthropic.decode import decode_messages
 from gateway.dialects.anthropic.lower import count_ask_of
-from gateway.dialects.anthropic.request import decode_messages
 from gateway.dialects.lowering import RequestContext
 from gateway.dialects.openai.lower import chat_ask_of
 from gateway.dialects.openai.request import decode_chat

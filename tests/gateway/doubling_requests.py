@@ -30,8 +30,8 @@ from gateway.base.catalogue import CatalogueModel
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError
 from gateway.dialects import sse
+from gateway.dialects.anthropic.decode import decode_messages
 from gateway.dialects.anthropic.lower import ask_of
-from gateway.dialects.anthropic.request import decode_messages
 from gateway.dialects.anthropic.response import MessageWriter
 from gateway.dialects.collector import Findings
 from gateway.dialects.gemini import lower as gemini

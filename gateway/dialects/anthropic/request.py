@@ -1,31 +1,23 @@
-"""Request bodies of /v1/messages, of its count_tokens and its batches, and their decoding.
+"""Request bodies of /v1/messages and of its count_tokens.
 
-Whatever the bytes are, the outcome is a request, InvalidRequest or TooLarge. What is not listed
-here is refused by name. A block that a response contained is accepted verbatim as input. Tools that
-the vendor defines and the client runs get their schemas. Those that only the vendor's servers run
-are left out of the prompt and told; their place in `tools` stays taken, so that paths are the
-client's, and a marker there counts as one on the tool before. Paths in errors
-are dotted, `messages.0.content.1.text: why`: a content block's type follows its position.
+What is not listed here is refused by name. A block that a response contained is accepted verbatim
+as input. Tools that the vendor defines and the client runs get their schemas. Those that only the
+vendor's servers run are left out of the prompt and told. Their place in `tools` stays taken, so
+that paths are the client's, and a marker there counts as one on the tool before.
 """
 
-import re
-from contextlib import suppress
-from functools import partial, reduce
+from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType, defstruct
+from msgspec import UNSET, UnsetType, defstruct
 
 from engine import protocol
 from engine.protocol import DEFAULT_RECOMPUTE, DEFAULT_SCORER, LEAST_KEEP, Recompute, Scorer
-from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
-from gateway.base.errors import InvalidRequest, ThreadNotFound
+from gateway.base.errors import InvalidRequest
 from gateway.dialects import fields
-from gateway.dialects.anthropic.client_tools import described
-from gateway.dialects.bodies import check_values, decode_with_foreign_tools, read, split_complaint
 from gateway.dialects.fields import Fields, Style, rules_of, undone_of
-from gateway.dialects.unknown import UnknownFields
 from gateway.prompt.ignored import ADVICE, ADVICE_REASON
 from gateway.prompt.wish import ApproximateMark, Wish
 
@@ -431,9 +423,10 @@ class ReducedMessagesRequest(MessagesRequest, kw_only=True):
     left_out: list[str]
 
 
-_NOT_HERE = "not supported by this server"
+NOT_HERE = "not supported by this server"
 NO_EFFORT = "this model has one effort"
-_UNUSED: tuple[Any, ...] = (_NOT_HERE, [], {}, "")
+UNUSED: tuple[Any, ...] = (NOT_HERE, [], {}, "")
+"""The reason why a field has no effect, then its values that ask for nothing."""
 FIELDS = Fields(
     style=Style("messages: more than {} content blocks in the request", is_dotted=True),
     rules=rules_of(MessagesRequest, CountTokensRequest, ForeignTool),
@@ -442,12 +435,12 @@ FIELDS = Fields(
             "thread": ("no thread is kept: send the whole conversation each time",),
             "speed": ("there is one speed", "standard"),
             "output_config.effort": (NO_EFFORT,),
-            "billing_policy": _UNUSED,
-            "mcp_servers": _UNUSED,
-            "container": _UNUSED,
-            "fallbacks": _UNUSED,
-            "fallback_credit_token": _UNUSED,
-            "output_config.task_budget": _UNUSED,
+            "billing_policy": UNUSED,
+            "mcp_servers": UNUSED,
+            "container": UNUSED,
+            "fallbacks": UNUSED,
+            "fallback_credit_token": UNUSED,
+            "output_config.task_budget": UNUSED,
             "thinking.display": (
                 "thinking is shown as the model writes it",
                 "summarized",
@@ -458,257 +451,3 @@ FIELDS = Fields(
         }
     ),
 )
-_OWN_TYPES = ("custom",)
-_messages = msgspec.json.Decoder(MessagesRequest)
-_count_tokens = msgspec.json.Decoder(CountTokensRequest)
-_tool = msgspec.json.Decoder(Tool)
-_UNKNOWN = UnknownFields(
-    MessagesRequest,
-    ("messages", "system", "tools"),
-    markers=("cache_control", "prompt_cache_breakpoint"),
-    marker_types=(CacheControl, CacheBreakpoint),
-    is_read=lambda name, item: name != "tools" or item.get("type", "custom") == "custom",
-)
-RequestT = TypeVar("RequestT", bound=CountTokensRequest)
-
-
-class _Declared(msgspec.Struct):
-    type: str
-    name: str = ""
-    cache_control: CacheControl | None = None
-
-
-declared_tool = msgspec.json.Decoder(_Declared).decode
-_open = msgspec.json.Decoder(dict[str, Raw])
-_encode = msgspec.json.Encoder().encode
-_OPTIONS = ("max_characters",)
-"""What the client itself does."""
-
-
-def decode_messages(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> MessagesRequest:
-    request, left_out = _decode(_messages, body, bounds)
-    if left_out:
-        return ReducedMessagesRequest(**msgspec.structs.asdict(request), left_out=left_out)
-    return request
-
-
-def decode_count_tokens(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> CountTokensRequest:
-    return _decode(_count_tokens, body, bounds)[0]
-
-
-def _decode(
-    decoder: msgspec.json.Decoder[RequestT], body: bytes, bounds: RequestBounds
-) -> tuple[RequestT, list[str]]:
-    """The request, and the paths of unknown fields that were left out of it."""
-    check_values(body, bounds.max_json_values, bounds.max_object_keys)
-    left_out: list[str] = []
-
-    def typed() -> RequestT:
-        try:
-            return decode_with_foreign_tools(decoder, body, _OWN_TYPES, _tool.decode, _foreign)
-        except msgspec.ValidationError:
-            # A body that is no object has the error that it had.
-            with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
-                rest, places = _UNKNOWN.leave_out(_open.decode(body))
-                document = msgspec.json.decode(body)
-                left_out.extend(_path(document, [*place]) for place in places)
-            if not left_out:
-                raise
-        return decode_with_foreign_tools(decoder, _encode(rest), _OWN_TYPES, _tool.decode, _foreign)
-
-    request = read(typed, lambda complaint: InvalidRequest(_explained(complaint, body)))
-    FIELDS.check(request, bounds)
-    # Raise InvalidRequest for the first field that would make the answer another one.
-    if request.compaction not in (None, *_UNUSED[1:]):
-        raise InvalidRequest(f"compaction: {_NOT_HERE}")
-    if isinstance(request, MessagesRequest) and isinstance(request.thread, ThreadContinue):
-        raise ThreadNotFound
-    for index, message in enumerate(request.messages):
-        if message.role == "system":
-            continue
-        if message.content is UNSET:
-            raise InvalidRequest(f"messages.{index}.content: Field required")
-        for field in ("clear_at", "output_config"):
-            if getattr(message, field) is not None:
-                raise InvalidRequest(
-                    f"messages.{index}.{field}: only permitted on messages of role 'system'"
-                )
-    for index, edit in enumerate(request.edits):
-        if not isinstance(edit.get("type"), str):
-            raise InvalidRequest(
-                f"context_management.edits.{index}: Unable to extract tag using discriminator"
-                " 'type'"
-            )
-    return request, left_out
-
-
-def _foreign(tool: Raw) -> Tool:
-    declared = declared_tool(tool)
-    description = described(declared.type)
-    if description is not None:
-        about, schema = description
-        fields = {n: v for n, v in _open.decode(tool).items() if n not in ("type", *_OPTIONS)}
-        return _tool.decode(_encode({**fields, "description": about, "input_schema": schema}))
-    marker = declared.cache_control
-    return ForeignTool(declared.type, {}, description=declared.name, cache_control=marker)
-
-
-# Batches.
-
-
-class BatchItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`params` is the body of a message; it is read when the row is ranked, and when it runs."""
-
-    custom_id: str
-    params: Raw
-
-
-class CreateBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    requests: list[BatchItem]
-
-
-_batch = msgspec.json.Decoder(CreateBatch)
-_CUSTOM_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-
-
-def decode_batch(body: bytes, bounds: RequestBounds, most_rows: int) -> list[BatchItem]:
-    """The rows of a batch. Raise InvalidRequest that names the field, or TooLarge."""
-    check_values(body, bounds.max_json_values, bounds.max_object_keys)
-
-    def explained(complaint: str) -> InvalidRequest:
-        what, path = split_complaint(complaint)
-        return InvalidRequest(f"{path.removeprefix('.') or 'body'}: {what[:200]}")
-
-    items = read(lambda: _batch.decode(body), explained).requests
-    if not items:
-        raise InvalidRequest("requests: must have at least one item")
-    if len(items) > most_rows:
-        raise InvalidRequest(f"requests: may have at most {most_rows} items")
-    seen: set[str] = set()
-    for index, item in enumerate(items):
-        if not _CUSTOM_ID.fullmatch(item.custom_id):
-            raise InvalidRequest(
-                f"requests.{index}.custom_id: must be 1 to 64 letters, digits, `_` or `-`"
-            )
-        if item.custom_id in seen:
-            raise InvalidRequest(f"requests.{index}.custom_id: stands twice in the batch")
-        seen.add(item.custom_id)
-    return items
-
-
-# What the wire says of a body that its type does not take: pydantic's words.
-_STEP = re.compile(r"\[(\d+|\.\.\.)\]|\.?([^.\[]+)")
-_FIELD = re.compile(r"^Object (missing required|contains unknown) field `(.*)`$", re.DOTALL)
-_EXPECTED = re.compile(r"^Expected `([^`]*)`(?: (>=|<=|>|<) (\S+)|.*of length (<=|>=) (\d+))?")
-_LIMITS = {
-    ">=": "greater than or equal to",
-    "<=": "less than or equal to",
-    ">": "greater than",
-    "<": "less than",
-}
-_KINDS = {
-    "str": "string",
-    "int": "integer",
-    "float": "number",
-    "bool": "boolean",
-    "array": "list",
-    "object": "object",
-    "null": "null",
-}
-_CHOICES = {
-    "ttl": " or ".join(f"'{ttl}'" for ttl in get_args(AnthropicTtl)),
-    "role": "'user', 'assistant' or 'system'",
-    "service_tier": "'auto' or 'standard_only'",
-    "speed": "'standard' or 'fast'",
-    "media_type": "'text/plain'",
-}
-_TAGS = {
-    "cache_control": ("ephemeral",),
-    "tool_choice": ("auto", "any", "tool", "none"),
-    "thinking": ("enabled", "adaptive", "disabled", "between_tools"),
-    "source": ("base64", "text", "content", "url", "file"),
-    "format": ("json_schema",),
-    "thread": ("create", "continue"),
-}
-_MAX_SHOWN = 64
-_Steps = list[str | int]
-
-
-def _explained(what: str, body: bytes) -> str:
-    what, where = split_complaint(what)
-    steps: _Steps = [
-        int(index) if index.isdigit() else index or name for index, name in _STEP.findall(where)
-    ]
-    try:
-        document = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        document = None
-    path = partial(_path, document)
-    field = _FIELD.match(what)
-    if field:
-        is_missing = field[1] == "missing required"
-        name = field[2]
-        is_tagged = bool(steps) and (isinstance(steps[-1], int) or steps[-1] in _TAGS)
-        if name == "type" and is_missing and is_tagged:
-            return f"{path(steps)}: Unable to extract tag using discriminator 'type'"
-        reason = "Field required" if is_missing else "Extra inputs are not permitted"
-        return f"{path([*steps, name[:_MAX_SHOWN]])}: {reason}"
-    if steps and steps[-1] == "type" and what.startswith("Invalid"):
-        steps = steps[:-1]
-        tag = _at(document, [*steps, "type"])
-        parent = next((step for step in reversed(steps) if isinstance(step, str)), "")
-        names = ", ".join(f"'{name}'" for name in _TAGS.get(parent, SUPPORTED_BLOCKS))
-        if isinstance(tag, str):
-            tag_text = tag[:_MAX_SHOWN]
-        else:
-            tag_text = "…" if tag is None else tag
-        return (
-            f"{path(steps, shows_last=False)}: Input tag '{tag_text}' found using 'type' does not"
-            f" match any of the expected tags: {names}"
-        )
-    reason = _reason(what, str(steps[-1]) if steps else "")
-    return f"{path(steps)}: {reason}" if steps else reason
-
-
-def _reason(what: str, field: str) -> str:
-    if field in _CHOICES and what.startswith(("Invalid enum value", "Expected `str")):
-        return f"Input should be {_CHOICES[field]}"
-    expected = _EXPECTED.match(what)
-    if expected is None:
-        return "Input is not valid" if field else "The request body is not valid"
-    if expected[2]:
-        return f"Input should be {_LIMITS[expected[2]]} {expected[3]}"
-    if expected[4]:
-        most = "at most" if expected[4] == "<=" else "at least"
-        return f"List should have {most} {expected[5]} items"
-    kinds = [_KINDS.get(kind, kind) for kind in expected[1].split(" | ")]
-    return f"Input should be a valid {' or '.join(kind for kind in kinds if kind != 'null')}"
-
-
-def _path(document: Any, steps: _Steps, *, shows_last: bool = True) -> str:
-    """Write a path, with each content block's type after its position in `content`."""
-    written: list[str] = []
-    for depth, step in enumerate(steps):
-        written.append(str(step))
-        is_last = depth == len(steps) - 1
-        if is_last and not shows_last:
-            break
-        if isinstance(step, int) and depth and steps[depth - 1] == "content":
-            kind = _at(document, [*steps[: depth + 1], "type"])
-            if isinstance(kind, str) and kind in SUPPORTED_BLOCKS:
-                written.append(kind)
-        elif step == "cache_control" and not is_last:
-            written.append("ephemeral")
-    return ".".join(written)
-
-
-def _at(value: Any, steps: _Steps) -> Any:
-    """The text, number, true or false at a path; None where it has none."""
-    for step in steps:
-        if isinstance(value, dict):
-            value = value.get(step)
-        elif isinstance(value, list) and isinstance(step, int) and step < len(value):
-            value = value[step]
-        else:
-            return None
-    return value if isinstance(value, str | int | float) else None

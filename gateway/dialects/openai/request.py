@@ -20,12 +20,8 @@ from engine.protocol import MAX_ALLOWED_TOKENS, MAX_PENALTY, MAX_STOP_TOKENS
 from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
 from gateway.base.errors import InvalidRequest
 from gateway.dialects import fields
-from gateway.dialects.anthropic.request import (
-    CacheBreakpoint,
-    CacheControl,
-    Strict,
-    declared_tool,
-)
+from gateway.dialects.anthropic.decode import declared_tool
+from gateway.dialects.anthropic.request import CacheBreakpoint, CacheControl, Strict
 from gateway.dialects.bodies import (
     bound_output,
     decode_with_foreign_tools,

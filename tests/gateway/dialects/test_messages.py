@@ -25,8 +25,8 @@ from engine.protocol import (
     ToolUseStart,
 )
 from gateway.base.errors import InvalidRequest
+from gateway.dialects.anthropic.decode import decode_messages
 from gateway.dialects.anthropic.lower import plan_of
-from gateway.dialects.anthropic.request import decode_messages
 from gateway.dialects.bodies import MAX_DEPTH
 from gateway.prompt.plan import Plan
 from tests.gateway.bodies import ASKED, SHORT, body, conversation, lowered, said, text, told, tool

@@ -11,7 +11,7 @@ import pytest
 from gateway.base.bounds import DEFAULT_BOUNDS as BOUNDS
 from gateway.base.bounds import RequestBounds
 from gateway.base.errors import GatewayError, InvalidRequest, TooLarge
-from gateway.dialects.anthropic.request import decode_count_tokens, decode_messages
+from gateway.dialects.anthropic.decode import decode_count_tokens, decode_messages
 from gateway.dialects.bodies import check_values
 from gateway.dialects.errors import body_of
 from gateway.dialects.gemini.request import decode_generate

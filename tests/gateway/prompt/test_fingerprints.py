@@ -7,13 +7,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.protocol import (
-    Message,
-    Prompt,
-    TextPart,
-)
+from engine.protocol import Message, Prompt, TextPart
+from gateway.dialects.anthropic.decode import decode_messages
 from gateway.dialects.anthropic.lower import plan_of, prompt_parameters
-from gateway.dialects.anthropic.request import decode_messages
 from gateway.prompt.fingerprint import (
     MAX_POINTS,
     Divergence,

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from gateway.base.background import Background
 from gateway.base.catalogue import CatalogueModel
 from gateway.cli.main import main
+from gateway.dialects.anthropic.decode import decode_messages
 from gateway.dialects.anthropic.lower import ask_of
-from gateway.dialects.anthropic.request import decode_messages
 from gateway.dialects.lowering import RequestContext
 from gateway.prompt.ask import Ask, Compared, Principal
 from gateway.turn.diagnostics import Diagnosis, PromptComparer

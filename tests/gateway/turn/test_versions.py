@@ -8,8 +8,8 @@ import pytest
 
 from gateway.base.background import Background
 from gateway.base.catalogue import CatalogueModel
+from gateway.dialects.anthropic.decode import decode_messages
 from gateway.dialects.anthropic.lower import ask_of
-from gateway.dialects.anthropic.request import decode_messages
 from gateway.dialects.lowering import RequestContext
 from gateway.prompt.ask import Principal
 from gateway.prompt.fingerprint import Fingerprint
