@@ -12,16 +12,13 @@ from datetime import datetime, timedelta
 
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError
-from gateway.base.settings import (
-    DatabaseSettings,
-    SettingsError,
-    load_database,
-    load_price_files,
-)
+from gateway.base.settings import DatabaseSettings, SettingsError, load_database, load_price_files
 from gateway.ledger import upkeep
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.prices.files import PriceBook
-from scripts.sample.month import APPS, DAYS, Month, key_id_of
+from scripts.sample.arrivals import DAYS
+from scripts.sample.cast import APPS
+from scripts.sample.month import Month, key_id_of
 from scripts.setup.options import parse
 
 

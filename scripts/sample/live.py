@@ -22,17 +22,10 @@ import msgspec
 from engine.protocol import SCOPE_HEADER, AckRequest, GenerateRequest, Role
 from gateway.admission.keyring import scope_under
 from gateway.base.settings import EnginePlace, Settings, SettingsError, load
-from scripts.sample.month import (
-    APPS,
-    DAYS,
-    ENGINE_MODEL,
-    MACHINES,
-    App,
-    SamplePrompt,
-    scope_of,
-    talk_of,
-    version_on,
-)
+from scripts.sample.arrivals import DAYS, talk_of, version_on
+from scripts.sample.cast import APPS, ENGINE_MODEL, MACHINES, App
+from scripts.sample.month import scope_of
+from scripts.sample.prompt import SamplePrompt
 
 TALKS_AT_ONCE = 4
 """So many talks go on with each engine."""

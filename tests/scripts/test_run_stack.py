@@ -27,7 +27,7 @@ from scripts.runner.options import (
 )
 from scripts.runner.supervisor import MADE, own_id
 from scripts.sample.__main__ import fill_sample
-from scripts.sample.month import APPS, MACHINES
+from scripts.sample.cast import APPS, MACHINES
 from scripts.stack import ENGINE_SECRET, ROOT, serving_engine
 from tests.faults.sizes import number
 from tests.gateway.admin_client import Admin

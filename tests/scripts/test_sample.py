@@ -32,7 +32,10 @@ from gateway.prices.files import PriceBook
 from scripts.runner.options import SAMPLE_ENGINES, sample_model
 from scripts.sample.__main__ import fill_sample
 from scripts.sample.__main__ import main as make_sample
-from scripts.sample.month import APPS, MACHINES, App, Arrival, Month, SamplePrompt
+from scripts.sample.arrivals import Arrival
+from scripts.sample.cast import APPS, MACHINES, App
+from scripts.sample.month import Month
+from scripts.sample.prompt import SamplePrompt
 from tests.gateway.records import turn_record
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import ADMIN_KEY, API_KEY, eventually, serve, serve_gateway
