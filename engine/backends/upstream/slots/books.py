@@ -263,6 +263,11 @@ class SlotCache(UpstreamCache):
         self.explain(query, lookup)
         return hit
 
+    def marked(self, query: CacheQuery, lookup: Lookup) -> list[Entry]:
+        """The entries at the marks that have not ended."""
+        entries = (self._known(query, mark) for mark in lookup.marks)
+        return [entry for entry in entries if entry is not None]
+
     def marks_to_save(self, query: CacheQuery, lookup: Lookup, behind: int) -> list[Mark]:
         """The marks behind `behind` tokens that ask for a lease and have no file, in order."""
         marks = dict[int, Mark]()

@@ -27,7 +27,7 @@ from engine.backends.upstream.server import UpstreamError
 from engine.cache.block import Entry
 from engine.cache.digests import ChainHasher
 from engine.cache.store_tier import BlockKey
-from engine.store.files import BlockReader, Missed, StoreDirectory
+from engine.store.files import BlockReader, Damage, Missed, StoreDirectory
 from engine.store.journal import (
     End,
     JournalContent,
@@ -85,6 +85,10 @@ class SlotFiles:
     async def is_whole(self, file: SavedFile) -> bool:
         """Whether its size and SHA-256 are those of the manifest."""
         return await self._hash(lambda: _is_whole(self.path / file.name, file))
+
+    async def is_there(self, file: SavedFile) -> bool:
+        """Whether it is a file of its size. Its content is not read."""
+        return await self._hash(lambda: _lack_of(self.path, file) is None)
 
     def discard(self, *names: str) -> None:
         """Delete files, after what the journal was told before."""
@@ -148,13 +152,8 @@ class SlotFiles:
             return [keys[-1]._replace(name=file.name)]
 
         def miss_of(key: BlockKey) -> Missed | None:
-            size = files[key.name].num_bytes
-            try:
-                place = (self.path / key.name).lstat()
-            except OSError:
-                return Missed(key.name, "missing")
-            is_right = stat.S_ISREG(place.st_mode) and place.st_size == size
-            return None if is_right else Missed(key.name, "short")
+            lack = _lack_of(self.path, files[key.name])
+            return None if lack is None else Missed(key.name, lack)
 
         def take(entry: Entry, keys: Sequence[BlockKey]) -> bool:
             put = journal.entries[entry.key.hex()]
@@ -208,6 +207,16 @@ def _keep(root: Path, part: str, num_tokens: int, num_bytes: int) -> SavedFile:
     finally:
         os.close(folder)
     return SavedFile(name=name, num_tokens=num_tokens, num_bytes=num_bytes, sha256=digest)
+
+
+def _lack_of(root: Path, file: SavedFile) -> Damage | None:
+    """What is wrong with a file, as far as its size shows. None: nothing."""
+    try:
+        place = (root / file.name).lstat()
+    except OSError:
+        return "missing"
+    is_right = stat.S_ISREG(place.st_mode) and place.st_size == file.num_bytes
+    return None if is_right else "short"
 
 
 def _is_whole(place: Path, expected: SavedFile) -> bool:

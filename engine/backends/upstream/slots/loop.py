@@ -231,6 +231,8 @@ class SlotLoop(UpstreamLoop):
             request.began_at = self._clock.now()
         slot_request = self._slot_requests[sequence] = _SlotRequest(order)
         is_first = request.started_at is None and sequence is request.leader
+        if is_first:
+            await self._end_lost(sequence)
         await self._fill(sequence, slot, slot_request, is_first=is_first)
         if is_first:
             await self._save_marks(sequence, slot, slot_request)
@@ -264,6 +266,31 @@ class SlotLoop(UpstreamLoop):
         self._sync()
 
     # A slot's content.
+
+    async def _end_lost(self, sequence: SequenceState) -> None:
+        """End the hit and the entries at marks whose files somebody removed.
+
+        A slot that still has the tokens would read them, and the answer would call them leased.
+        """
+        query = sequence.request.query
+        lookup = sequence.request.lookup
+        assert lookup is not None
+        hit = lookup.hit
+        while hit is not None and await self._is_lost(hit):
+            hit = self._cache.next_hit(query, lookup)
+        for entry in self._cache.marked(query, lookup):
+            if await self._is_lost(entry):
+                self._cache.entries.damaged_file(entry)
+        self._sync()
+
+    async def _is_lost(self, entry: Entry) -> bool:
+        file = self._cache.file_of(entry)
+        if file is None or await self._files.is_there(file):
+            return False
+        if self._cache.file_of(entry) is not file:
+            return False  # it expired meanwhile
+        log.error("a slot file is gone: its lease is lost", tokens=entry.tokens)
+        return True
 
     async def _fill(
         self, sequence: SequenceState, slot: Slot, slot_request: _SlotRequest, *, is_first: bool

@@ -196,6 +196,30 @@ def test_a_damaged_file_is_a_miss_and_never_reaches_the_server(
     assert engine.stats().counters.leases_damaged >= 1
 
 
+@pytest.mark.parametrize("gone", [0, 1], ids=["another mark", "hit"])
+def test_a_removed_file_is_no_lease_while_a_slot_has_its_tokens(
+    engine: Engine, script: FileScript, gone: int
+) -> None:
+    """The read came from the slot, and the answer and all pages went on to call it leased."""
+    scope = engine.scope()
+    conversation = prompt(engine.text(60), engine.text(50), "What?")
+    marks = ((0, "1h"), (1, "1h"))
+    before = set(files_of(script.folder))
+    engine.ask(conversation, scope, *marks)
+    new = sorted(set(files_of(script.folder)) - before, key=lambda file: file.stat().st_size)
+    new[gone].unlink()
+    ends = engine.ends(conversation)
+    again = engine.ask(conversation, scope, *marks)
+    is_hit = gone == 1
+    assert again.usage.cache_read_tokens == ends[0 if is_hit else 1]
+    assert again.started.miss_reason == ("damaged" if is_hit else None)
+    states = [report.state for report in again.started.breakpoints]
+    assert states == (["leased", "leased"] if is_hit else ["best_effort", "leased"])
+    leased = [entry for entry in engine.entries(scope) if entry.state == "leased"]
+    now = set(files_of(script.folder)) - before
+    assert len(leased) == len(now) == (2 if is_hit else 1)
+
+
 def test_less_than_the_mark_after_a_restore_is_a_miss_and_the_file_goes(
     engine: Engine, script: FileScript
 ) -> None:
