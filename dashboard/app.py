@@ -25,10 +25,21 @@ def draw() -> None:
     st.html(UI / "style.css")
     st.logo(str(UI / "mark.svg"), size="medium")
     session = viewer.find()
-    if session is None:
-        st.navigation([st.Page(_signed_out, title="Signed out")], position="hidden").run()
-        return
     first = entries()[0].name
+    if session is None:
+        # Streamlit clears the browser's page when a refresh that was asked for before is answered
+        # and the page has another address meanwhile. So every address stays what it was.
+        signed_out = [
+            st.Page(
+                _signed_out,
+                title="Signed out",
+                url_path=entry.name,
+                default=entry.name == first,
+            )
+            for entry in entries()
+        ]
+        st.navigation(signed_out, position="hidden").run()
+        return
     pages = {
         section: [
             st.Page(

@@ -1,13 +1,14 @@
 """Pages in bad times, in a real browser: a key that ends, a dashboard that is started again, a page
 that is loaded again, names that nobody has, and a gateway that nobody has asked anything."""
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, WebSocketRoute
 
 from scripts.setup.chromium import browsing, find_chromium
 from scripts.stack import ADMIN_KEY, free_port, running_stack
@@ -18,6 +19,8 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(find_chromium() is None, reason="no Chromium"),
 ]
+
+NUM_REFRESHES = 40
 
 
 @dataclass(frozen=True)
@@ -127,11 +130,46 @@ def test_what_a_page_shows_goes_with_its_key(site: Site, path: str) -> None:
         page.goto(site.url + path)
         page.get_by_role("button", name="Sign out").wait_for(timeout=WAIT_MS)
         site.admin.post(f"keys/{key_id}/revoke")
-        page.get_by_text("The session or its key has ended").wait_for(timeout=60_000)
+        page.get_by_text("The session or its key has ended").wait_for(timeout=WAIT_MS)
         assert "default" not in visit.text()
         page.reload()
         assert "/login" in page.url
         page.get_by_text("You are signed out").wait_for(timeout=WAIT_MS)
+
+
+def test_refreshes_on_their_way_leave_what_a_page_says_when_its_key_has_ended(site: Site) -> None:
+    """Several parts of a page refresh themselves: some ask just when the page is signed out."""
+    key_id, key = site.admin.make_key("default")
+    with site.visit(key) as visit:
+        page = visit.page
+        servers = list[WebSocketRoute]()
+        held = list[str | bytes]()
+        is_holding = False
+
+        def between(socket: WebSocketRoute) -> None:
+            servers.append(socket.connect_to_server())
+            socket.on_message(pass_on)
+
+        def pass_on(message: str | bytes) -> None:
+            if is_holding:
+                held.append(message)
+            else:
+                servers[-1].send(message)
+
+        page.route_web_socket("**/_stcore/stream", between)
+        visit.open("/savings?range=1h")
+        is_holding = True
+        site.admin.post(f"keys/{key_id}/revoke")
+        deadline = time.monotonic() + WAIT_MS / 1000
+        while not held:
+            assert time.monotonic() < deadline, "the page does not refresh itself"
+            page.wait_for_timeout(100)
+        for _ in range(NUM_REFRESHES):
+            servers[-1].send(held[0])
+            page.wait_for_timeout(2)
+        page.get_by_text("The session or its key has ended").wait_for(timeout=WAIT_MS)
+        page.wait_for_timeout(1000)
+        assert "The session or its key has ended" in visit.text()
 
 
 def test_a_page_of_a_dashboard_that_was_started_again_leads_to_the_sign_in(site: Site) -> None:

@@ -12,10 +12,11 @@ from gateway.routing.epochs import RECORD_SECONDS
 from scripts.bench.load import marked
 from tests.e2e.fleet import Gateway, running_fleet
 
-TOKEN_US = 50
+# A step takes a busy machine a few milliseconds more: little beside these.
+TOKEN_US = 200
 SETTINGS = {"ENGINE_MIN_CACHE_TOKENS": "64", "ENGINE_SYNTHETIC_PREFILL_US": str(TOKEN_US)}
 NUM_READS = 10
-NUM_REPLAYS = 4
+NUM_REPLAYS = 3
 MAX_ROUNDS = 12
 
 
@@ -26,6 +27,11 @@ def prompt(first: str, length: int) -> list[dict[str, Any]]:
 
 def turn(gateway: Gateway, system: list[dict[str, Any]], question: str) -> dict[str, Any]:
     return gateway.recorded(gateway.answer(system, question, max_tokens=2)["id"])
+
+
+def quickest(replays: Sequence[dict[str, Any]]) -> float:
+    """The prefill of the quickest replay, in seconds. Other work on the machine only adds to it."""
+    return min(float(row["prefill_seconds"]) for row in replays)
 
 
 def measure(gateway: Gateway, query: str, lengths: Sequence[int]) -> None:
@@ -55,7 +61,7 @@ def avoided(gateway: Gateway, query: str = "") -> float:
 @pytest.mark.parametrize(
     ("backend", "lengths", "tolerance"),
     [
-        pytest.param("synthetic", (2000, 4000, 8000), 0.1, id="synthetic"),
+        pytest.param("synthetic", (1000, 2000, 4000), 0.1, id="synthetic"),
         pytest.param("native", (300, 600, 900), 0.25, id="native", marks=pytest.mark.slow),
     ],
 )
@@ -82,21 +88,23 @@ def test_the_time_avoided_is_that_of_a_cold_replay(
         assert all(row["cache_read_tokens"] > 0 for row in reads)
         middle_ms = reads[len(reads) // 2]["opened_ms"]
 
-        # The same prompts, cold and one at a time: what they take more than those that read. A
-        # busy machine computes one replay much faster than the next, so there are several.
-        warm: list[dict[str, Any]] = []
-        cold: list[dict[str, Any]] = []
-        for replay in range(NUM_REPLAYS):
-            for length in lengths:
-                warm.append(turn(gateway, prompt(f"One, {length}", length), "Now?"))
-                cold.append(turn(gateway, prompt(f"Cold {replay}, {length}", length), "Now?"))
-        assert not any(row["cache_read_tokens"] for row in cold)
-        more = sum(row["prefill_seconds"] for row in cold) - sum(
-            row["prefill_seconds"] for row in warm
-        )
-        per_token = more / sum(row["cache_read_tokens"] for row in warm)
-
-        until_ms = warm[0]["opened_ms"]
+        # The same prompts, one at a time: what a cold one takes more than one that reads.
+        until_ms = 0
+        more_seconds = 0.0
+        num_spared_tokens = 0
+        for length in lengths:
+            warm = [
+                turn(gateway, prompt(f"One, {length}", length), "Now?") for _ in range(NUM_REPLAYS)
+            ]
+            cold = [
+                turn(gateway, prompt(f"Cold {replay}, {length}", length), "Now?")
+                for replay in range(NUM_REPLAYS)
+            ]
+            assert not any(row["cache_read_tokens"] for row in cold)
+            more_seconds += quickest(cold) - quickest(warm)
+            num_spared_tokens += warm[0]["cache_read_tokens"]
+            until_ms = until_ms or warm[0]["opened_ms"]
+        per_token = more_seconds / num_spared_tokens
         first_ms = written[0]["opened_ms"]
         measure(gateway, f"since_ms={first_ms}&until_ms={until_ms}", lengths)
         whole = avoided(gateway, f"since_ms={first_ms}&until_ms={until_ms}")
