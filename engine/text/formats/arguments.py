@@ -1,9 +1,9 @@
-"""Inputs of calls that a format writes argument by argument, told as JSON while they come.
+"""Reads inputs that a format writes argument by argument, and writes them as JSON while they come.
 
-Between tags (`<parameter=city>Bern</parameter>`) strings stand as they are and everything else as
-JSON, or, by templates that use Jinja's `string` filter, as Python: `True`, `None`, `{'a': 1}`.
-Elsewhere they are `key=value` in Python's notation, or `key:value` in Gemma's. What a text stands
-for is told by the tool's schema.
+Some formats put arguments between tags (`<parameter=city>Bern</parameter>`). There a string stands
+as it is, and any other value stands as JSON. Templates that use Jinja's `string` filter write it as
+Python instead: `True`, `None`, `{'a': 1}`. Other formats write `key=value` in Python's notation, or
+`key:value` in Gemma's. The tool's schema decides which value a text stands for.
 """
 
 import ast
@@ -35,11 +35,12 @@ _PAIRS = {"{": "}", "[": "]", "(": ")"}
 _ITEM = "item"
 _ID_LENGTH = 24
 ITEM_TAGS = (f"<{_ITEM}>", f"</{_ITEM}>")
-"""The tag around each value of a list that is written as elements."""
+"""The tags around each value of a list that is written as elements."""
 
 
 def resolve(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
-    """Follow local references (`#/$defs/…`); a reference that leads nowhere is an empty schema."""
+    """Follow local references (`#/$defs/…`). A reference that leads nowhere gives an empty
+    schema."""
     for _ in range(_MAX_REFERENCES):
         reference = schema.get("$ref")
         if not isinstance(reference, str):
@@ -56,8 +57,8 @@ def resolve(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
 
 
 def types_of(schema: Any, root: dict[str, Any], depth: int = 0) -> frozenset[str]:
-    """The JSON types of the values that a schema accepts. Of an involved schema they may be too
-    many."""
+    """The JSON types of the values that a schema accepts. For an involved schema the result may
+    have more types than it accepts."""
     if not isinstance(schema, dict) or depth > _MAX_REFERENCES:
         return ALL_TYPES
     schema = resolve(schema, root)
@@ -88,10 +89,10 @@ def type_of(value: Any) -> str:
 
 
 def value_of(text: str, types: frozenset[str]) -> Any:
-    """The value that a text stands for. A text that is none of the types' is a string.
+    """The value that a text stands for, where a schema allows these types.
 
-    If the schema allows only strings, the text is the string. If it allows other types too, a text
-    that is a value of one of those types is that value.
+    If only strings are allowed, the text is the string. If other types are allowed too, a text that
+    is a value of one of them is that value. Any other text is a string.
     """
     if types == _STRING:
         return text
@@ -105,12 +106,11 @@ def value_of(text: str, types: frozenset[str]) -> Any:
 
 
 def _read_value(text: str) -> Any:
-    """The text as JSON, or else as Python; the text itself where it is neither."""
+    """The value of a text of JSON, or else of Python; the text itself if it is neither."""
     if text in _PYTHON_WORDS:
         return _PYTHON_WORDS[text]
     if not text or not (text[0] in "[{-" or text[0].isdigit() or text in ("true", "false", "null")):
         return text
-    # A number beyond what a double holds becomes no number.
     may_be_python = text[0] in "[{" and len(text) <= _MAX_PYTHON_CHARACTERS
     if may_be_python:
         return _parsed(text, json.loads, ast.literal_eval)
@@ -118,8 +118,10 @@ def _read_value(text: str) -> Any:
 
 
 def _parsed(text: str, *readers: Callable[[str], Any]) -> Any:
-    """The value that the first fitting reader reads, if JSON has such a value. Else the text
-    itself."""
+    """The value of the first reader that reads the text to a value that JSON has; else the text.
+
+    A number that is too large for a double is no such value.
+    """
     for read in readers:
         try:
             value = read(text)
@@ -131,7 +133,7 @@ def _parsed(text: str, *readers: Callable[[str], Any]) -> Any:
 
 
 def _read_python(written: str) -> Any:
-    """A literal of Python or JSON. A text that is neither is a string as it stands."""
+    """The value of a literal of Python or JSON. A text that is neither is a string as it stands."""
     value = _parsed(written, ast.literal_eval, json.loads)
     is_quoted = len(written) > 1 and written[0] == written[-1] and written[0] in "\"'"
     return written[1:-1] if is_quoted and value == written else value
@@ -141,7 +143,10 @@ _BARE = re.compile(r"([^\s,:\[\]{}](?:[^,:\[\]{}]*[^\s,:\[\]{}])?)(\s*:)?")
 
 
 def _read_quoted(written: str, quote: str) -> Any:
-    """Gemma's notation: strings between `quote`, keys with or without."""
+    """The value of a text in Gemma's notation; the text itself if it is none.
+
+    Strings stand between `quote`. Keys stand with or without it.
+    """
 
     def as_json(bare: re.Match[str]) -> str:
         text, colon = bare.groups()
@@ -159,27 +164,30 @@ def _read_quoted(written: str, quote: str) -> Any:
 
 
 def schema_of(name: str, root: dict[str, Any]) -> Any:
-    """An argument's own schema, by the tool's. None: the tool's says nothing of it."""
+    """An argument's own schema, from the tool's schema `root`; None if that does not have it."""
     properties = resolve(root, root).get("properties")
     return properties.get(name) if isinstance(properties, dict) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """Values that a format writes as elements: `<rows><item>x</item></rows>`.
+    """Reads values that a format writes as elements: `<rows><item>x</item></rows>`."""
 
-    Each tag stands behind a prefix, so texts need no escapes. `root` is the tool's whole schema.
-    """
-
+    # The text before each tag. With it texts need no escapes.
     prefix: str
+    # The tool's whole schema.
     root: dict[str, Any]
+    # The types that a schema accepts, by the schema's id.
     _types: dict[int, frozenset[str]] = field(default_factory=dict)
 
     def value(self, text: str, schema: Any, depth: int = 0) -> Any:
-        """The schema tells what an element without elements stands for, and whether elements are
-        a list or an object."""
-        # A schema is looked at once, however many elements of it there are. The root keeps its
-        # parts alive, so no other schema gets the id of one.
+        """The value of an element's content.
+
+        The schema decides whether elements inside are a list or an object, and which value a
+        content without elements stands for.
+        """
+        # Each schema is looked at once, however many elements have it. The root keeps its parts
+        # alive, so no other schema gets an id of theirs.
         if id(schema) not in self._types:
             self._types[id(schema)] = types_of(schema, self.root)
         types = self._types[id(schema)]
@@ -198,7 +206,7 @@ class Elements:
         return {name: self.value(content, known.get(name), depth + 1) for name, content in children}
 
     def _children(self, text: str) -> list[tuple[str, str]] | None:
-        """The elements that a text consists of, with their contents. None: it has other text
+        """The names and contents of the elements that a text consists of; None if it has other text
         too."""
         elements: list[tuple[str, str]] = []
         open_names: list[str] = []
@@ -220,9 +228,10 @@ class Elements:
 
 
 def new_tool_use_id(written: str = "") -> str:
-    """`toolu_` and 24 random characters of base 62.
+    """A new id: `toolu_` and 24 characters of base 62.
 
-    It ends with the id that the model wrote, so that a replayed call has it.
+    It ends with the id that the model wrote, so a replayed call has that id. The other characters
+    are random.
     """
     ending = written if len(written) == SHORT_ID_LENGTH and set(written) <= set(BASE62) else ""
     return (
@@ -231,21 +240,23 @@ def new_tool_use_id(written: str = "") -> str:
 
 
 class CallStream:
-    """One call.
+    """Reads one call.
 
     A call whose input breaks off stays incomplete, as at the end of a generation.
     """
 
     def __init__(self, written_id: str = "") -> None:
-        """`written_id` is what the model wrote as its id."""
-        # It was told that the call begins.
+        """`written_id` is the id that the model wrote; empty if it wrote none."""
+        # The delta that begins the call was returned.
         self.is_started = False
         # The input is whole.
         self.has_input = False
-        # Nothing more is read. `rest` is the text behind the call.
+        # Nothing more is read.
         self.is_over = False
-        # The call broke off. `rest` is the text that was no part of it.
+        # The call broke off.
         self.is_broken = False
+        # Once over, the text behind the call. Once broken, the text that is no part of the call:
+        # all of its text if it was not started.
         self.rest = ""
         self._pending = ""
         self._written_id = written_id
@@ -254,11 +265,11 @@ class CallStream:
         raise NotImplementedError
 
     def end(self) -> list[Delta]:
-        """The model ended its turn."""
+        """End the model's turn. Return the last deltas."""
         return []
 
     def unsaid(self) -> str:
-        """The text that was fed and never told. Empty once a call is begun."""
+        """The text that was fed and that no delta has. It is empty once the call is started."""
         return "" if self.is_started else self._pending
 
     def _start(self, name: str) -> ToolUseStart:
@@ -273,9 +284,10 @@ class CallStream:
 
 
 class ArgumentStream(CallStream):
-    """A call whose name is known, fed from the beginning of its input on. `schema` is its tool's.
+    """Reads a call whose name is known, from the beginning of its input on.
 
-    A subclass reads the format's text and says when an argument begins, goes on and ends.
+    `schema` is the schema of its tool. A subclass reads the format's text, and calls the methods
+    below when an argument begins, continues and ends.
     """
 
     def __init__(self, name: str, schema: dict[str, Any], written_id: str) -> None:
@@ -301,11 +313,11 @@ class ArgumentStream(CallStream):
         return [ToolInputDelta(written)] if written else []
 
     def _step(self) -> bool:
-        """Read something of `_pending`; False where more text is needed."""
+        """Read a part of `_pending`. False if more text is needed, or if the call is over."""
         raise NotImplementedError
 
     def _begin_argument(self, key: str) -> None:
-        """Begin an argument. Of one that comes twice the first counts."""
+        """Begin an argument. If an argument comes twice, the first one counts."""
         self._is_said = key not in self._keys
         self._say((", " if self._keys else "{") + json.dumps(key, ensure_ascii=False) + ": ")
         self._keys.add(key)
@@ -327,23 +339,23 @@ class ArgumentStream(CallStream):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagSyntax:
-    """Arguments between tags."""
+    """The notation of arguments between tags."""
 
-    # The opening tag with the place `{key}`, and `{kind}` where the tag tells the type.
+    # The opening tag. It has the place `{key}`, and the place `{kind}` if the tag has the type.
     open: str
-    # The closing tag; it may have the place `{key}`.
+    # The closing tag. It may have the place `{key}`.
     close: str
-    # Ends the call.
+    # The text that ends the call.
     end: str = ""
-    # What may follow an argument as well, where a model leaves `end` out.
+    # The texts that may follow the last argument if a model leaves `end` out.
     others: tuple[str, ...] = ()
-    # A value stands on lines of its own: the line breaks around it are not part of it.
+    # Whether a value stands on lines of its own. The line breaks around it are no part of it.
     has_lines: bool = False
-    # The tag's word for each JSON type.
+    # The tag's word for each JSON type; empty if the tag has no type.
     kinds: Mapping[str, str] = field(default_factory=dict)
-    # A string may stand in `<![CDATA[…]]>`.
+    # Whether a string may stand in `<![CDATA[…]]>`.
     has_cdata: bool = False
-    # The prefix of the tags inside of values, where lists and objects are elements.
+    # The prefix of the tags inside values, if lists and objects are written as elements.
     elements: str = ""
 
     def close_of(self, key: str) -> str:
@@ -355,28 +367,29 @@ class TagSyntax:
 
     @property
     def markers(self) -> set[str]:
-        """The texts that it is made of beside those in its pattern."""
+        """The texts of the notation that are not in its `pattern`."""
         items = {self.elements + tag for tag in ITEM_TAGS} if self.elements else set()
         return {*self.close.split("{key}"), self.end, *self.others, *items} - {""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiteralSyntax:
-    """Arguments as `key=value`, with commas between them."""
+    """The notation of arguments as `key=value`, with commas between them."""
 
-    # Stands between key and value.
+    # The text between key and value.
     assign: str
-    # Stands behind the last argument.
+    # The text behind the last argument.
     end: str = ""
-    # The text around strings, which then know no escapes. Empty: values are Python's literals.
+    # The text around strings, which then have no escapes. Empty: values are Python's literals.
     quote: str = ""
 
 
 class TaggedInput(ArgumentStream):
-    """A string streams as it comes, everything else when its closing tag is there.
+    """Reads an input between tags.
 
-    A value may contain the closing tag's text: only what is followed by another argument or the
-    end of the call closes it.
+    A string streams as it comes. Any other value waits for its closing tag. A value may have the
+    closing tag's text in it. So such a text closes the value only if another argument or the end of
+    the call follows.
     """
 
     def __init__(
@@ -391,11 +404,11 @@ class TaggedInput(ArgumentStream):
         self._is_at_begin = False
         self._key = ""
         self._value_close = ""
-        # How much of a pending value was looked at and is no closing tag.
+        # The number of pending characters in which no closing tag begins.
         self._passed = 0
 
     def end(self) -> list[Delta]:
-        """The model ended its turn. An input whose last argument is whole counts as whole."""
+        """End the model's turn. An input whose last argument is whole counts as whole."""
         if self.is_over:
             return []
         if self._is_in_value:
@@ -439,7 +452,7 @@ class TaggedInput(ArgumentStream):
 
     def _read_value(self) -> bool:
         if self._is_at_begin:
-            # What the value stands in beside its tags.
+            # A line break or CDATA may stand before the value.
             pending = self._pending
             if self._syntax.has_lines:
                 if not pending:
@@ -456,12 +469,12 @@ class TaggedInput(ArgumentStream):
         lines = self._syntax.has_lines
         at = self._pending.find(close, self._passed)
         if at < 0:
-            # What may belong to what closes the value is kept.
+            # Keep an end that may be the beginning of the closing text.
             kept = overlap(self._pending, close)
             kept = max(kept, overlap(self._pending, "\n" + close)) if lines else kept
             self._stream(len(self._pending) - kept)
             return False
-        # Does what stands behind go on like a call?
+        # Does the text behind the tag continue the call?
         behind = self._pending[at + len(close) :]
         outcomes = [match(after, behind) for after in (self._open, *self._ends)]
         if any(isinstance(outcome, Match) for outcome in outcomes):
@@ -488,7 +501,7 @@ class TaggedInput(ArgumentStream):
         self._is_in_value = False
 
     def _stream(self, end: int) -> None:
-        """Tell a string's characters up to `end`."""
+        """Pass on a string's characters up to `end`."""
         if self._wanted == _STRING and end > 0:
             self._say(_escaped(self._pending[:end]))
             self._pending = self._pending[end:]
@@ -500,7 +513,7 @@ def _escaped(text: str) -> str:
 
 
 class LiteralInput(ArgumentStream):
-    """Each argument is told when it is whole."""
+    """Reads an input of `key=value`. Each argument is passed on when it is whole."""
 
     def __init__(
         self, name: str, schema: dict[str, Any], syntax: LiteralSyntax, written_id: str = ""
@@ -548,7 +561,7 @@ class LiteralInput(ArgumentStream):
             value = _read_quoted(written, quote) if quote else _read_python(written)
         types = types_of(schema_of(key, self._schema), self._schema)
         if isinstance(value, str) and "string" not in types:
-            # A string where the schema has none is what it spells; some templates quote all.
+            # Some templates quote all values. So a string is read if the schema has no strings.
             value = value_of(value, types)
         elif value is not None and not isinstance(value, str) and types == _STRING:
             value = json.dumps(value, ensure_ascii=False)
@@ -559,7 +572,7 @@ class LiteralInput(ArgumentStream):
 
 
 class _Scan:
-    """Finds where a value ends: at a comma or the closing character, outside of all brackets."""
+    """Finds the end of a value: a comma or the closing character, outside of all brackets."""
 
     def __init__(self, syntax: LiteralSyntax) -> None:
         self.at = 0
@@ -593,7 +606,7 @@ class _Scan:
         return None
 
     def _pass_string(self, text: str) -> bool:
-        """Go on behind the string. False: its end is not there yet."""
+        """Move behind the string's end. False if the end has not come yet."""
         while True:
             at = text.find(self._quote, self.at)
             slash = text.find("\\", self.at) if self._escapes else -1

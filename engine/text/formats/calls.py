@@ -1,7 +1,7 @@
-"""Tool calls as they stream: text up to a marker, and behind it calls whose markup is data.
+"""Reads tool calls while they stream: text up to a marker, and then calls with markup.
 
-Nothing is lost: markup that turns out to be no call is passed on as text. However the text is cut
-into pieces, the result is the same.
+The markup is data (`CallSyntax`). Nothing is lost: markup that turns out to be no call is passed on
+as text. The result does not depend on how the text is cut into pieces.
 """
 
 import json
@@ -44,18 +44,17 @@ _CLOSING = {"{": "}", "[": "]"}
 
 
 class JsonObjectStream:
-    """One object. What `feed` returns adds up to valid JSON once `is_complete`.
-
-    When `is_broken` the text is no JSON from `rest` on; when complete, `rest` is what follows.
-    """
+    """Reads one JSON object. The results of `feed` together are valid JSON once it is complete."""
 
     def __init__(self) -> None:
         self.is_complete = False
         self.is_broken = False
+        # Once complete, the text behind the object. Once broken, the text from which on it is no
+        # JSON.
         self.rest = ""
         self._stack: list[str] = []
         self._expects: Literal["value", "key", "colon", "comma"] = "value"
-        # An object or a list was just opened, so that it may end here.
+        # An object or a list was just opened, so it may end here.
         self._may_end = False
         self._is_in_string = False
         self._is_key = False
@@ -78,7 +77,8 @@ class JsonObjectStream:
         return "".join(said)
 
     def _read_string(self, at: int) -> tuple[int, str]:
-        """What stands next in a string, and where it ends: at `at` where more text is needed."""
+        """The end of the next piece of a string, and the piece. The end is `at` if more text is
+        needed."""
         text = self.rest
         plain = _PLAIN.match(text, at)
         if plain is not None:
@@ -95,7 +95,7 @@ class JsonObjectStream:
         return at + 1, json.dumps(text[at])[1:-1]
 
     def _read_structure(self, at: int) -> tuple[int, str] | None:
-        """As `_read_string`; None where it is not JSON."""
+        """The next piece outside of strings, as `_read_string` gives it; None: it is not JSON."""
         char = self.rest[at]
         expects = self._expects
         inside = self._stack[-1] if self._stack else ""
@@ -119,7 +119,7 @@ class JsonObjectStream:
             self._is_in_string = True
             self._is_key = expects == "key"
         elif expects == "value" and inside and (run := _SCALAR_RUN.match(self.rest, at)):
-            # Numbers and words wait until they end, when they can be checked.
+            # Numbers and words wait until they end. Only then can they be checked.
             if run.end() == len(self.rest):
                 self._may_end = may_end
                 return at, ""
@@ -147,7 +147,7 @@ def texts(text: str) -> list[Delta]:
 
 
 def calls_of(deltas: Iterable[Delta]) -> list[tuple[str, Any]]:
-    """Names and inputs of all calls; an input that is not whole is None."""
+    """The names and inputs of all calls. An input that is not whole is None."""
     written: list[tuple[str, list[str]]] = []
     for delta in deltas:
         if isinstance(delta, ToolUseStart):
@@ -165,10 +165,12 @@ def _json(text: str, *, strict: bool = True) -> Any:
 
 
 class FormatParser(Protocol):
-    """Text of one choice in, typed deltas out. `num_calls` counts calls whose input is whole."""
+    """Turns the text of one choice into typed deltas."""
 
     @property
-    def num_calls(self) -> int: ...
+    def num_calls(self) -> int:
+        """The number of calls whose input is whole."""
+        ...
 
     @property
     def is_thinking(self) -> bool: ...
@@ -176,12 +178,12 @@ class FormatParser(Protocol):
     def feed(self, text: str) -> list[Delta]: ...
 
     def close(self, *, is_cut: bool = False) -> list[Delta]:
-        """The deltas of what waited. `is_cut`: not the model ended the generation."""
+        """The deltas of the text that waited. `is_cut`: the model did not end the generation."""
         ...
 
 
 class PlainText:
-    """No tools: text is text."""
+    """A `FormatParser` for a turn without tools. All text is text."""
 
     num_calls = 0
     is_thinking = False
@@ -194,12 +196,12 @@ class PlainText:
 
 
 class CallObject(CallStream):
-    """One call, `{"name": …, "arguments" or "parameters": {…}, …}`, fed from its brace on.
+    """One call as a JSON object, `{"name": …, "arguments" or "parameters": {…}, …}`.
 
-    With a `name` the object fed is the input itself. Where the name comes before the input, the
-    input streams; any other order waits until the object ends. Once `is_over`, `rest` is
-    the text behind the call, or, `is_broken`, what was no call: all of it unless `is_started`.
-    A call whose input stops being JSON stays incomplete, as at the end of a generation.
+    It is fed from the brace on. With a `name` the object is the input itself. If the name comes
+    before the input, the input streams. With any other order of keys the call waits until the
+    object ends. A call whose input stops being JSON stays incomplete, as at the end of a
+    generation.
     """
 
     def __init__(
@@ -224,7 +226,7 @@ class CallObject(CallStream):
         if self.is_started and not self.has_input and not self.is_over:
             text = self._read_input(text, deltas)
         if self.has_input and not self.is_over:
-            # What comes behind the input must go on like an object that begins with it.
+            # The text behind the input must continue an object that has the input.
             self._pending += text
             self._tail.feed(text)
             if self._tail.is_broken:
@@ -236,7 +238,7 @@ class CallObject(CallStream):
 
     def _read_header(self, text: str, deltas: list[Delta]) -> str:
         if self._name is not None:
-            # White space behind the head may have come with the head or in a piece of its own.
+            # White space behind the head may come with the head or in a later piece.
             text = text.lstrip()
             if text:
                 deltas.append(self._start(self._name))
@@ -254,7 +256,7 @@ class CallObject(CallStream):
         if self._whole.is_broken:
             self._break(self._pending)
         elif self._whole.is_complete:
-            # Another order of keys, or no arguments.
+            # The keys have another order, or there are no arguments.
             call = json.loads(self._corrected)
             name = next((call[key] for key in _NAME_KEYS if key in call), None)
             call_input: Any = next((call[key] for key in _INPUT_KEYS if key in call), {})
@@ -290,37 +292,36 @@ class CallObject(CallStream):
 class CallSyntax:
     """The markup of a turn's calls, in the order in which it is written."""
 
-    # Stands before all calls.
+    # The markup before all calls.
     opens: Pattern = ()
-    # Stands before a call's input. Without a name in it the call is a JSON object with name and
+    # The markup before a call's input. If it has no name, the call is a JSON object with name and
     # input.
     head: Pattern = ()
-    # Stands behind a call's input.
+    # The markup behind a call's input.
     tail: Pattern = ()
-    # Stands between calls.
+    # The white space between calls.
     separator: Space = SPACE
-    # Stands behind all calls.
+    # The markup behind all calls.
     closes: Pattern = ()
-    # None: the input is JSON.
+    # The notation of the input; None: the input is JSON.
     arguments: TagSyntax | LiteralSyntax | None = None
-    # Whether only the request's tools can be called, since the markup alone tells no call from
+    # Whether a call needs the name of one of the request's tools. With any other name the markup is
     # text.
     knows_names: bool = False
-    # No call comes without `opens`.
+    # Whether calls always have `opens` before them.
     is_opened: bool = False
-    # A turn may begin with a call that is an object without any markup.
+    # Whether a turn may begin with a call that is an object without any markup.
     begins_turn: bool = False
 
     @property
     def starts(self) -> tuple[str, ...]:
-        """The texts that a turn's first call may begin with. Some models leave out what surrounds
-        calls."""
+        """The texts that a turn's first call may begin with. Some models leave out `opens`."""
         parts = (self.opens,) if self.is_opened else (self.opens, self.head)
         return tuple(dict.fromkeys(filter(None, map(first_literal, parts))))
 
     @property
     def markers(self) -> set[str]:
-        """The texts that it is made of, which may be control tokens."""
+        """The texts of the markup. They may be control tokens."""
         markers = set().union(*map(literals, (self.opens, self.head, self.tail, self.closes)))
         if isinstance(self.arguments, TagSyntax):
             markers |= literals(self.arguments.pattern) | self.arguments.markers
@@ -329,7 +330,7 @@ class CallSyntax:
         return markers
 
     def match_call(self, text: str, *, behind: Pattern = ()) -> Outcome:
-        """`behind` and a call's head; the brace of an object behind it is not taken."""
+        """Match a call's head, with `behind` before it. The brace of an object is not taken."""
         is_json = self.arguments is None
         pattern: Pattern = (*behind, SPACE, *self.head)
         if not is_json:
@@ -341,12 +342,12 @@ class CallSyntax:
 
 
 def starts_of(ways: Sequence[CallSyntax]) -> tuple[str, ...]:
-    """The texts that a turn's first call may begin with, written in any of these ways."""
+    """The texts that a turn's first call may begin with, in any of these ways of writing."""
     return tuple(dict.fromkeys(chain.from_iterable(way.starts for way in ways)))
 
 
 class CallParser:
-    """A `FormatParser` for calls that are written in one of several ways.
+    """A `FormatParser` for calls that may be written in several ways.
 
     White space around calls is dropped.
     """
@@ -360,12 +361,14 @@ class CallParser:
         self._starts = starts_of(ways)
         self._syntax = ways[0]
         self._pending = ""
-        # Read already, and text after all if no call follows.
+        # Markup that was read. It is text after all if no call follows.
         self._skipped = ""
+        # The text by which the first call was found.
         self._start = ""
+        # The calls lack the markup before all calls.
         self._is_bare = False
         self._call: CallStream = CallObject()
-        # A step returns True when it moved on and the next one may find something to do.
+        # A step returns True if it moved on. The next step may then find something to do.
         self._step: Callable[[list[Delta]], bool] = self._read_text
         if any(way.begins_turn for way in ways):
             self._step = self._read_begin
@@ -378,8 +381,10 @@ class CallParser:
         return deltas
 
     def close(self, *, is_cut: bool = False) -> list[Delta]:
-        """End the text. A call that was cut off before its name is known is neither a call nor
-        text."""
+        """End the text.
+
+        A call that was cut off before its name was known is neither a call nor text.
+        """
         deltas: list[Delta] = []
         left = self._pending
         if self._step == self._read_call:
@@ -387,7 +392,7 @@ class CallParser:
             if not is_cut and not self._call.has_input:
                 deltas += self._call.end()
                 self.num_calls += self._call.has_input
-        # Markup behind a call that the end cut off is no text.
+        # Markup behind a call is no text, even if the end cut it off.
         is_behind = self._step in (self._read_tail, self._read_between) and self.num_calls > 0
         is_in_call = self._step != self._read_text
         left = self._skipped + left
@@ -434,7 +439,7 @@ class CallParser:
         return False
 
     def _read_first(self, deltas: list[Delta]) -> bool:
-        """The first call, whose beginning was what the calls were found by."""
+        """Read the head of the first call. `_start` is its beginning."""
         outcomes: list[Outcome] = []
         for way in self._ways:
             if not any(start.startswith(self._start) for start in way.starts):
@@ -509,7 +514,7 @@ class CallParser:
         return True
 
     def _read_between(self, deltas: list[Delta]) -> bool:
-        """Behind a call: what closes all calls, another one, or text."""
+        """Read what follows a call: the end of all calls, another call, or text."""
         syntax = self._syntax
         closes = match((SPACE, *syntax.closes), self._pending) if syntax.closes else "none"
         if isinstance(closes, Match):
@@ -537,8 +542,10 @@ class CallParser:
         self._pending = self._pending[count:]
 
     def _give_up(self, deltas: list[Delta]) -> bool:
-        """There is no call: the skipped part is text. It is told at once, so that no marker in it
-        is found again."""
+        """Pass the skipped part on as text, because there is no call.
+
+        It is passed on at once, so no marker in it is found again.
+        """
         deltas += texts(self._skipped)
         self._skipped = ""
         self._step = self._read_text

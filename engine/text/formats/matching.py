@@ -1,5 +1,8 @@
-"""Searches in a text that comes in pieces: for stop strings, all at once (Aho and Corasick, 1975),
-and for the markup of formats, by patterns."""
+"""Searches a text that comes in pieces.
+
+Stop strings are searched all at once (Aho and Corasick, 1975). The markup of formats is searched by
+patterns.
+"""
 
 import re
 from bisect import bisect_left, bisect_right
@@ -10,26 +13,26 @@ from typing import Literal
 
 @dataclass(slots=True, eq=False)
 class StopState:
-    """The longest end of the text so far that begins a stop string."""
+    """The longest end of the text so far that is the beginning of a stop string."""
 
-    # The sorted stop strings from `low` to `high` begin so.
+    # The sorted stop strings [low, high) have this beginning.
     low: int
     high: int
-    # How many characters of the stop string came.
+    # The length of the beginning, in characters.
     depth: int = 0
-    # The state of the next shorter such end, None at the start.
+    # The state of the next shorter end that begins a stop string; None at the start.
     fall: "StopState | None" = None
-    # The length of the longest stop string that ends here, 0 where none does.
+    # The length of the longest stop string that ends here; 0 if none does.
     longest: int = 0
-    # The states behind characters that came here before.
+    # The next state, for each character that came here before.
     following: dict[str, "StopState"] = field(default_factory=dict)
 
 
 class StopStrings:
-    """A request's stop strings as one automaton: a step a character, however many there are.
+    """A request's stop strings as one automaton. It takes one step for each character of a text.
 
-    A state is made when a text first reaches it. So the cost grows with the text, not with the stop
-    strings, of which a request may send many long ones.
+    A state is made when a text first reaches it. So the cost grows with the text, and not with the
+    stop strings. A request may send many long ones.
     """
 
     __slots__ = ("_stops", "start")
@@ -42,10 +45,11 @@ class StopStrings:
         return bool(self._stops)
 
     def step(self, state: StopState, character: str) -> StopState:
-        """The state behind one more character; amortized O(1) states are looked at."""
+        """The state after one more character. It takes amortized O(1) states."""
         if character in state.following:
             return state.following[character]
-        # Make the states behind the character: the shortest first, since longer ones fall to it.
+        # The states after the character are made from the shortest to the longest, because a longer
+        # one falls to a shorter one.
         path: list[StopState] = []
         known: StopState | None = state
         while known is not None and character not in known.following:
@@ -58,10 +62,10 @@ class StopStrings:
         return reached
 
     def _longer(self, state: StopState, character: str, *, fall: StopState) -> StopState | None:
-        """The state of one more character of a stop string, None where none goes on so."""
+        """The state with one more character; None if no stop string continues with it."""
         stops = self._stops
         depth = state.depth
-        # The one that ends here is sorted before those that it begins.
+        # A stop string that ends here is sorted before the stop strings that continue.
         low = state.low + (state.low < state.high and len(stops[state.low]) == depth)
         low = bisect_left(stops, character, low, state.high, key=lambda stop: stop[depth])
         high = bisect_right(stops, character, low, state.high, key=lambda stop: stop[depth])
@@ -72,10 +76,11 @@ class StopStrings:
 
 
 class StopFinder:
-    """Passes text on, but never a stop string nor the beginning of what may become one.
+    """Passes text on up to the first stop string.
 
-    `found` is the stop string that was completed first, of several the longest; nothing behind it
-    is passed on.
+    It holds back an end of the text that may become a stop string. `found` is the stop string that
+    was completed first. If several were completed at once, it is the longest. Nothing behind it is
+    passed on.
     """
 
     def __init__(self, stops: StopStrings) -> None:
@@ -114,13 +119,13 @@ _CONTROL = re.compile(r"<\|[^<>|]+\|>|<｜[^<>｜]+｜>")
 
 
 def is_begun_markup(pending: str) -> bool:
-    """Whether text that begins a marker has a whole control token in it."""
+    """Whether the beginning of a marker starts with a whole control token."""
     return _CONTROL.match(pending) is not None
 
 
 def places_of(text: str, needles: Iterable[str]) -> list[tuple[int, str]]:
-    """The first place of each needle that stands in the text, with the needle. The least is the
-    first in the text."""
+    """The first place of each needle in the text, with the needle. Needles that are not in the text
+    are left out."""
     places: list[tuple[int, str]] = []
     for needle in needles:
         at = text.find(needle)
@@ -130,7 +135,8 @@ def places_of(text: str, needles: Iterable[str]) -> list[tuple[int, str]]:
 
 
 def overlap(text: str, target: str) -> int:
-    """How many characters at the text's end are the target's beginning, but not all of it."""
+    """The length of the longest end of the text that begins the target. The whole target does not
+    count."""
     for length in range(min(len(text), len(target) - 1), 0, -1):
         if text.endswith(target[:length]):
             return length
@@ -142,8 +148,9 @@ _SPACE = " \t\n\r"
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Any white space, or none. `more` are further characters that are passed over."""
+    """Any white space, or none."""
 
+    # Further characters that are passed over like white space.
     more: str = ""
 
 
@@ -156,9 +163,11 @@ class Maybe:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A run of characters that is captured under a key; at least one unless `may_be_empty`."""
+    """A run of characters that is captured."""
 
+    # The name of the captured text.
     key: str
+    # The characters that the run may have, as a regular expression for one character.
     characters: str
     may_be_empty: bool = False
 
@@ -175,24 +184,30 @@ _PLACES = {
     "{word}": Word("word", r"[^\s=:,(){}\[\]<>\"']"),
 }
 _PARTS = re.compile(r"(«[^«»]*»|‹[^‹›]*›|\{(?:name|digits|id|kind|word|key)\})")
-# White space at the borders of tags may be any.
+# White space at the borders of tags. It matches any other white space.
 _BORDERS = re.compile(r"(\s*\n\s*|^\s+|\s+$|(?<=[>\]},:])\s+|\s+(?=[<\[{]))")
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """`end` is the number of characters that the pattern took."""
+    """A pattern that matched."""
 
+    # The number of characters that the pattern took.
     end: int
+    # The captured texts, by key.
     words: dict[str, str] = field(default_factory=dict)
 
 
 Outcome = Match | Literal["partial", "none"]
+"""`partial`: the whole text fits the beginning of the pattern, and more text may match."""
 
 
 def pattern_of(text: str) -> Pattern:
-    """The pattern of a format's text: places in braces, «what may be missing», ‹what models may
-    write and templates do not›."""
+    """The pattern of a format's text.
+
+    Braces hold places. «…» holds a part that models may leave out. ‹…› holds a part that models may
+    write and templates do not write.
+    """
     elements: list[Element] = []
     parts = _PARTS.split(text)
     for index, part in enumerate(parts):
@@ -213,14 +228,14 @@ def pattern_of(text: str) -> Pattern:
 
 
 def written(text: str) -> str:
-    """A format's text as templates write it, its places left."""
+    """A format's text as templates write it. Its places stay."""
     return re.sub("‹[^‹›]*›|[«»]", "", text)
 
 
 def match(pattern: Pattern, text: str) -> Outcome:
-    """Match at the text's beginning. `partial`: all of the text fits, and more of it may match.
+    """Match at the text's beginning.
 
-    Greedy and without steps back: linear in the text that is taken.
+    Matching is greedy and never steps back. So its time is linear in the text that is taken.
     """
     at = 0
     words: dict[str, str] = {}
@@ -253,7 +268,7 @@ def match(pattern: Pattern, text: str) -> Outcome:
 
 
 def literals(pattern: Pattern) -> set[str]:
-    """The texts in a pattern, which may be control tokens."""
+    """The texts in a pattern. They may be control tokens."""
     texts: set[str] = set()
     for element in pattern:
         if isinstance(element, str):
@@ -264,7 +279,7 @@ def literals(pattern: Pattern) -> set[str]:
 
 
 def first_literal(pattern: Pattern) -> str:
-    """The text that what the pattern matches is found by; empty where it may begin with others."""
+    """The text by which matches of the pattern are found; empty if a match may begin otherwise."""
     for element in pattern:
         if isinstance(element, str):
             return element

@@ -1,4 +1,7 @@
-"""Thinking and text out of a turn: between tags at its beginning, or in messages with headers."""
+"""Separates thinking from text in a turn.
+
+Thinking stands between tags at the turn's beginning, or in messages with headers.
+"""
 
 import re
 from collections.abc import Sequence
@@ -13,22 +16,22 @@ _MAX_HEADER = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageSyntax:
-    """A turn of several messages, each behind a header that says what it is."""
+    """The notation of a turn of several messages. Each message has a header that says its kind."""
 
-    # A header begins with it. The first message's stands in the prompt.
+    # The beginning of a header. The prompt has the beginning of the first message's header.
     start: str
-    # A header ends with it.
+    # The end of a header.
     stop: str
-    # What may stand behind `start`; `{name}` is each tool's.
+    # The texts that may follow `start`. The place `{name}` stands for the name of each tool.
     begins: tuple[str, ...]
-    # Stands in the headers of calls. Its group `name` is the tool; without that group the message
-    # is an object with a name.
+    # Matches in the headers of calls. Its group `name` is the tool's name. Without that group the
+    # message is an object with a name.
     calls: re.Pattern[str] | None = None
-    # Stands in the headers of thinking.
+    # Matches in the headers of thinking.
     thinks: re.Pattern[str] | None = None
-    # What may stand behind a message.
+    # The texts that may follow a message.
     ends: tuple[str, ...] = ()
-    # Those of `ends` that end the turn as well.
+    # The texts that end the turn as well.
     turn_ends: frozenset[str] = frozenset()
 
     @property
@@ -75,14 +78,14 @@ MESSAGES = {
         ends=("<|message_sep|>",),
     ),
 }
-"""Turns of messages, by the name of their format of calls and thinking."""
+"""The notations of messages, by the name of their format of calls and thinking."""
 
 
 class MessagesParser:
-    """A `FormatParser` for the whole of a turn: thinking, text and calls.
+    """A `FormatParser` for a whole turn of messages: thinking, text and calls.
 
-    Without tools nothing is a call. Text outside of any message is text. `inner` reads the calls in
-    messages that are none by their headers.
+    Without tools nothing is a call. Text outside of all messages is text. `inner` reads the text of
+    messages, if calls stand in the text and not in headers.
     """
 
     def __init__(
@@ -105,7 +108,7 @@ class MessagesParser:
         self._pending = ""
         self._is_in_header = True
         self._call: CallObject | None = None
-        # The message has said something: before, thinking has no white space.
+        # The message has text. Until then white space of thinking is dropped.
         self._is_begun = False
 
     @property
@@ -129,7 +132,7 @@ class MessagesParser:
         return deltas if self._inner is None else [*deltas, *self._inner.close(is_cut=is_cut)]
 
     def _is_header(self, text: str) -> bool | None:
-        """Does a header begin the text? None: more text tells."""
+        """Whether the text begins with a header; None if only more text can decide."""
         may_be = False
         for whole in (text, text.lstrip()):
             body = whole.removeprefix(self._syntax.start)
@@ -147,7 +150,7 @@ class MessagesParser:
         if is_header is None or (is_header and at < 0 and len(pending) <= _MAX_HEADER):
             return False
         if not is_header and not syntax.start and self._num_ended:
-            self._pending = ""  # another role's
+            self._pending = ""  # it is another role's message
             return False
         self._is_in_header = False
         self._is_begun = False
@@ -170,7 +173,7 @@ class MessagesParser:
             self._num_calls += call.has_input
             if not call.is_over:
                 return False
-        # Behind a call's input nothing but the message's end counts.
+        # Text behind a call's input is dropped, up to the end of the message.
         start = self._syntax.start
         pending = self._pending
         ends = places_of(pending, self._syntax.ends)
@@ -210,12 +213,12 @@ class ReasoningFormat:
 
     open: str
     close: str
-    # Tags that some models write around the answer behind their thinking: the one that opens it,
-    # and in their order those that close it.
+    # The tags that some models write around the answer behind their thinking. The first one opens
+    # the answer, and the others close it, in their order.
     wrapper: tuple[str, ...] | None = None
-    # A prompt without thinking ends behind the first tag of the wrapper.
+    # Whether a prompt without thinking ends behind the first tag of the wrapper.
     opens_answer: bool = False
-    # Stands in the templates of models that write the wrapper.
+    # A text in the templates of models that write the wrapper.
     told_by: str = ""
 
     @property
@@ -240,7 +243,7 @@ REASONING_FORMATS = {
         "<|START_THINKING|>", "<|END_THINKING|>", ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
     ),
     "gemma4": ReasoningFormat("<|channel>thought\n", "<channel|>"),
-    # Its prompts end with the words that open the thinking.
+    # Apriel's prompts end with the words that open the thinking.
     "apriel": ReasoningFormat(
         "Here are my reasoning steps:\n",
         "[BEGIN FINAL RESPONSE]",
@@ -257,12 +260,12 @@ REASONING_FORMATS = {
 
 
 class ThinkingParser:
-    """A `FormatParser` that takes the thinking out and hands the rest on to `inner`.
+    """A `FormatParser` that takes the thinking out and passes the rest on to `inner`.
 
-    A turn may begin with thinking, nowhere else does a tag count; `is_open` where the prompt ended
-    behind the opening tag. White space inside the tags and behind them is dropped, as templates
-    write it anew. A model that opens the tag once more, behind the prompt's own, thinks once; one
-    whose turn begins with the closing tag does not think.
+    Only the beginning of a turn may be thinking: a tag anywhere else is text. `is_open` says that
+    the prompt ended behind the opening tag. White space inside the tags and behind them is dropped,
+    because templates write it anew. If the model repeats the opening tag of the prompt, the tag is
+    dropped. If a turn begins with the closing tag, it has no thinking.
     """
 
     def __init__(self, tags: ReasoningFormat, inner: FormatParser, *, is_open: bool) -> None:
@@ -320,7 +323,10 @@ class ThinkingParser:
 
 
 class _Unwrapped:
-    """Drops the tags that the answer stands in, where it begins with the first of them."""
+    """Drops the tags around an answer, if the answer begins with the first of them.
+
+    With `opens_answer` the later tags are dropped in any case.
+    """
 
     is_thinking = False
 

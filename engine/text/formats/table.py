@@ -1,8 +1,8 @@
-"""The formats in which models write tool calls, as data; and one for whatever is in no table.
+"""The formats in which models write tool calls, as data. A format in no table can be derived.
 
-The names are those of vLLM's `--tool-call-parser` where it has one. A format is never chosen by its
-name or by words in a template: `engine.text.formats.proof` renders a call and takes the format
-whose parser reads back exactly that call.
+A format has the name of vLLM's `--tool-call-parser` for it, if there is one. A format is never
+chosen by its name or by words in a template. Instead `engine.text.formats.proof` renders a call,
+and takes the format whose parser reads exactly that call.
 """
 
 import json
@@ -31,25 +31,26 @@ from engine.text.formats.reasoning import MESSAGES, MessagesParser, MessageSynta
 from engine.text.template.messages import Written
 
 _LIST = Space(",;")
-"""What stands between the calls of a list."""
+"""The text between the calls of a list."""
 
 
 def _syntax(way: Written, arguments: TagSyntax | LiteralSyntax | None) -> CallSyntax:
-    """How calls that are written so are read."""
+    """The markup by which calls are read that are written in this way."""
     head, _, tail = way.call.replace("{more}", "").partition("{input}")
     opens = way.begin.rstrip()
     closes = way.end.lstrip()
     separator = _LIST if way.separator.strip() in (",", ";") else SPACE
     begin = object_begin(head, tail)
     if begin is not None and arguments is None:
-        # A call that is one object of JSON is read as such, whatever the order of its keys.
+        # A call that is one JSON object is read as an object, whatever the order of its keys.
         head = head[:begin]
         tail = tail[tail.index("}") + 1 :]
         separator = _LIST
     opening = pattern_of(opens)
     closing = pattern_of(closes)
     if begin is not None or opens.endswith("["):
-        # Around a list of JSON or Python; its brackets may be missing beside other markup.
+        # The markup stands around a list of JSON or Python. If there is other markup, the list's
+        # brackets may be missing.
         before = opens.removesuffix("[").rstrip()
         behind = closes.removeprefix("]").lstrip()
         if before and not before[-1].isalnum():
@@ -74,7 +75,8 @@ def _syntax(way: Written, arguments: TagSyntax | LiteralSyntax | None) -> CallSy
 
 
 def object_begin(head: str, tail: str) -> int | None:
-    """Where in the head the object of JSON begins that the whole call is."""
+    """The place in the head at which a JSON object begins that is the whole call; None if the call
+    is no object."""
     fill = {"{name}": "n", "{digits}": "0", "{id}": "i", "{more}": ""}
     for brace in re.finditer(r"\{(?!\w+\})", head):
         at = brace.start()
@@ -94,28 +96,28 @@ def object_begin(head: str, tail: str) -> int | None:
 class CallFormat:
     """How a model writes calls, and how they are read."""
 
-    # What templates write. The model's is the first whose call is what its template renders.
+    # The ways in which templates write calls. A model's way is the first that its template renders.
     written: tuple[Written, ...]
-    # What is read: models write more than templates do.
+    # The ways in which calls are read. Models write in more ways than templates do.
     ways: tuple[CallSyntax, ...] = ()
-    # The texts that the format is made of, which may be control tokens.
+    # The texts of the format's markup. They may be control tokens.
     markers: frozenset[str] = frozenset()
-    # Where a turn consists of messages, calls stand within these.
+    # The messages of a turn, in which calls stand; None if a turn has no messages.
     messages: MessageSyntax | None = None
 
     @property
     def opening(self) -> str:
-        """What every call of a template in this format begins with; models may leave it out."""
+        """The text with which a template in this format begins calls. Models may leave it out."""
         return next(iter(self.starts), "")
 
     @property
     def arguments(self) -> TagSyntax | LiteralSyntax | None:
-        """The notation of inputs that are no JSON."""
+        """The notation of inputs; None if they are JSON."""
         return self.ways[0].arguments if self.ways else None
 
     @property
     def starts(self) -> tuple[str, ...]:
-        """The texts at which calls are looked for; none where they need no such text."""
+        """The texts by which calls are found in a turn; none if calls need no such text."""
         if self.messages is not None or any(way.begins_turn for way in self.ways):
             return ()
         return starts_of(self.ways)
@@ -130,8 +132,10 @@ class CallFormat:
 def format_of(
     *ways: Written, arguments: TagSyntax | LiteralSyntax | None = None, **flags: Any
 ) -> CallFormat:
-    """From the texts of a format, with parts that `pattern_of` takes for others than they are
-    written; `flags` are fields of its `CallSyntax`."""
+    """A format from its texts, which may have the optional parts of `pattern_of`.
+
+    `flags` are fields of its `CallSyntax`.
+    """
     syntaxes: list[CallSyntax] = []
     for way in ways:
         syntax = replace(_syntax(way, arguments), **flags)
@@ -158,7 +162,7 @@ def _markers(ways: Sequence[CallSyntax]) -> frozenset[str]:
 
 
 def reading(of: CallFormat, others: Sequence[str]) -> CallFormat:
-    """The format, which reads what these of the table do as well."""
+    """The format, which also reads what the `others` of the table read."""
     ways = list(of.ways)
     for name in others:
         ways.extend(TOOL_FORMATS[name].ways)
@@ -189,7 +193,7 @@ _PARAMETERS = '{"name": "{name}", "parameters": {input}}'
 
 
 def _objects(opening: str, closing: str, *more: str) -> CallFormat:
-    """`OPENING[{"name": …, "arguments": …}, …]CLOSING`; `more` are openings without an end."""
+    """`OPENING[{"name": …, "arguments": …}, …]CLOSING`. `more` are openings without a closing."""
     ways = [Written(begin=f"{opening}[", call=_OBJECT, separator=", ", end=f"]{closing}")]
     for start in more:
         ways.append(Written(begin=f"{start}[", call=_OBJECT, separator=", ", end="]"))
@@ -228,7 +232,7 @@ def _qwen3_coder(opens: str, closes: str, *, has_lines: bool) -> CallFormat:
 def _invoke(
     block: str, tag: str, kind: str = "", kinds: dict[str, str] | None = None
 ) -> CallFormat:
-    """MiniMax's M2 and DeepSeek's since V3.2: `tag` stands in front of the names of tags."""
+    """The format of MiniMax M2, and of DeepSeek since V3.2. `tag` begins the names of tags."""
     call = f'<{tag}invoke name="{{name}}">\n{{input}}</{tag}invoke>'
     tags = TagSyntax(
         open=f'<{tag}parameter name="{{key}}"{kind}>',
@@ -285,7 +289,7 @@ TOOL_FORMATS: dict[str, CallFormat] = {
         ways=(CallSyntax(opens=("<|python_tag|>",), separator=_LIST, begins_turn=True),),
         markers=frozenset({"<|python_tag|>"}),
     ),
-    # What Llama 4 writes beside its Python.
+    # Llama 4 writes it beside its Python.
     "llama4_json": replace(
         _between("<|python_start|>", _PARAMETERS, "<|python_end|>"),
         ways=(
@@ -332,7 +336,7 @@ TOOL_FORMATS: dict[str, CallFormat] = {
         arguments=TagSyntax(open="<arg_key>{key}</arg_key>\n<arg_value>", close="</arg_value>"),
     ),
     "minimax_m2": _invoke("minimax:tool_call", ""),
-    # Each tag stands behind a token of its own; lists and objects are elements in elements.
+    # Each tag stands behind a token of its own. Lists and objects are elements.
     "minimax_m3": _between(
         f"{_ELEMENT}<tool_call>\n",
         f'{_ELEMENT}<invoke name="{{name}}">{{input}}{_ELEMENT}</invoke>\n',
@@ -386,7 +390,7 @@ TOOL_FORMATS: dict[str, CallFormat] = {
     "granite": _objects("<|tool_call|>", ""),
     "nemotron_json": _objects("<TOOLCALL>", "</TOOLCALL>"),
     "jamba": _objects("<tool_calls>", "</tool_calls>"),
-    # A list alone, or in a block of code.
+    # A list stands alone or in a block of code.
     "xlam": format_of(
         Written(begin="[", call=_OBJECT, separator=", ", end="]"),
         Written(begin="```‹json›\n[\n    ", call=_OBJECT, separator=",\n    ", end="\n]\n```"),
@@ -399,11 +403,12 @@ FAMILIES = {
     "<|/tool_call|>": ("phi4_mini_json",),
     "<|tool_call_start|>": ("lfm2", "lfm2_json"),
 }
-"""The formats in which a model writes that has this control token, whichever its template does."""
+"""By a control token: the formats in which a model with that token writes calls. Its template may
+write only one of them."""
 
 
 Show = Callable[[Sequence[dict[str, Any]]], str | None]
-"""The turn that a template writes for calls with these inputs, from its first character on."""
+"""Returns the turn that a template writes for calls with these inputs; None if it refuses them."""
 
 _KEYS = ("first_key", "other_key")
 _VALUES = ("first value", "other value")
@@ -414,35 +419,39 @@ _OTHER_VALUES: dict[str, Any] = {
 }  # fmt: skip
 _MIN_MARKER = 3
 _Atoms = list[str]
-"""Pieces of markup that are not cut: control tokens, characters, and the places of a name and of
+"""The smallest pieces of markup: control tokens, characters, and the places of a name and of
 digits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """Derives a format from what a template renders."""
+    """Derives a format from calls that a template renders."""
 
     # Renders calls.
     show: Show
-    # The tool's in every call.
+    # The name of the tool in all calls.
     name: str
+    # Finds the texts of control tokens.
     controls: "re.Pattern[str]"
     # The texts that end a turn.
     ends: Collection[str]
 
     def derive(self) -> CallFormat | None:
-        """None where calls are written in a way that has no such form."""
+        """The format; None if the template's calls fit no form that is known here."""
         single = self.show([_ONE])
         double = self.show([_ONE, _TWO])
         if single is None or self.name not in single:
             return None
-        # A call that begins with what ends a turn can't be told from the turn's end.
+        # A call that begins with the end of a turn can't be distinguished from a turn's end.
         if any(end in single.partition(self.name)[0] for end in self.ends):
             return None
         return self._json_calls(single, double) or self._tagged_calls(single, double)
 
     def _json_calls(self, single: str, double: str | None) -> CallFormat | None:
-        """Calls whose input stands in them as JSON; turns with a `single` call and with two."""
+        """The format of calls whose input is JSON; None if it is not.
+
+        `single` is a turn with one call, and `double` is a turn with two.
+        """
         place = _find_json(single, _ONE)
         if place is None:
             return None
@@ -457,7 +466,7 @@ class Derivation:
         return _usable(format_of(written, is_opened=bool(written.begin)))
 
     def _between_inputs(self, double: str) -> _Atoms | None:
-        """What stands between the inputs of a turn's two calls; None where they are no JSON."""
+        """The markup between the inputs of a turn's two calls; None if they are no JSON."""
         first = _find_json(double, _ONE)
         if first is None:
             return None
@@ -465,7 +474,8 @@ class Derivation:
         return None if second is None else self._atoms(double[first[1] : second[0]])
 
     def _tagged_calls(self, single: str, double: str | None) -> CallFormat | None:
-        """Calls whose arguments stand in them one by one, each between tags."""
+        """The format of calls whose arguments stand between tags, one by one; None if they do
+        not."""
         words = [_KEYS[0], _VALUES[0], _KEYS[1], _VALUES[1]]
         any_word = re.compile("|".join(map(re.escape, words)))
         pieces = any_word.split(single)
@@ -486,7 +496,7 @@ class Derivation:
         middle: _Atoms | None = None
         begin = single[: len(single) - len(rest)] + close
         if double is not None and double.startswith(begin):
-            # What stands between two calls' arguments.
+            # The markup between the arguments of two calls.
             third = _KEYS[0] + assign + _TWO[_KEYS[0]]
             at = double.find(_KEYS[0], len(begin))
             if double.startswith(third, at):
@@ -502,7 +512,7 @@ class Derivation:
         if kinds:
             head, _, tail = assign.rpartition(kinds["string"])
             assign = f"{head}{{kind}}{tail}"
-        # Does the template write a string with markup as XML's character data?
+        # Does the template write a string with markup as character data of XML?
         with_markup = self.show([{_KEYS[0]: "<x>&\n", _KEYS[1]: _VALUES[1]}]) or ""
         tags = TagSyntax(
             open="".join(opened) + "{key}" + assign,
@@ -514,7 +524,10 @@ class Derivation:
         return _usable(format_of(written, arguments=tags, is_opened=bool(written.begin)))
 
     def _kinds(self, assign: str, close: str) -> Mapping[str, str] | None:
-        """The word that tells an argument's type, by JSON type; empty where there is none."""
+        """The tag's word for each JSON type; empty if the tag has no such word.
+
+        The result is None if the template writes types in another way.
+        """
         kinds: dict[str, str] = {}
         word = re.compile("[a-z]+")
         for kind, value in _OTHER_VALUES.items():
@@ -523,7 +536,7 @@ class Derivation:
                 return None
             behind = turn.partition(_KEYS[0])[2]
             if not behind.startswith(assign):
-                # The word of `assign` that is another one here.
+                # The word at which `assign` and this text differ.
                 at = len(assign[: _num_alike(assign, behind)].rstrip(ascii_lowercase))
                 string_word = word.match(assign, at)
                 kind_word = word.match(behind, at)
@@ -536,7 +549,8 @@ class Derivation:
         return kinds if not kinds or set(kinds) == ALL_TYPES else None
 
     def _behind(self, text: str) -> _Atoms:
-        """Up to where the turn ends, or behind its last control token where nothing else tells."""
+        """The markup up to the turn's end. If no end is in the text, the last control token is
+        taken for it."""
         ends = [at for at, _ in places_of(text, self.ends)]
         if not ends:
             ends = [control.end() for control in self.controls.finditer(text)][-1:]
@@ -555,9 +569,11 @@ class Derivation:
 def _written(
     before: _Atoms, behind: _Atoms, middle: _Atoms | None, gap: str = ""
 ) -> Written | None:
-    """None where no call's head has the name. `middle` is what stands between two calls' inputs.
+    """The texts of calls, from the markup `before` and `behind` the input of a single call.
 
-    `gap` is the white space behind an argument, which belongs to the input.
+    `middle` is the markup between the inputs of two calls; None if it is not known. `gap` is the
+    white space behind an argument, which belongs to the input. The result is None if the head of a
+    call does not have the name exactly once.
     """
     num_head = len(before)
     num_tail = len(behind)
@@ -578,7 +594,7 @@ def _written(
 
 
 def _find_json(text: str, value: Mapping[str, Any], begin: int = 0) -> tuple[int, int] | None:
-    """Where in a text a value stands as JSON."""
+    """The begin and end of the first place where a text has the value as JSON."""
     for brace in re.compile(r"\{").finditer(text, begin):
         try:
             read, end = json.JSONDecoder().raw_decode(text, brace.start())
@@ -590,13 +606,13 @@ def _find_json(text: str, value: Mapping[str, Any], begin: int = 0) -> tuple[int
 
 
 def _usable(of: CallFormat) -> CallFormat | None:
-    """None where nothing tells a call from text that looks like one, or from another call."""
+    """The format; None if its calls can't be distinguished from text or from each other."""
     if not of.starts or any(len(s) < _MIN_MARKER or s[0].isalnum() for s in of.starts):
         return None
     return None if re.sub(r"[\s,;]", "", of.written[0].separator) else of
 
 
 def _num_alike(left: Sequence[str], right: Sequence[str]) -> int:
-    """How many first elements are equal."""
+    """The number of first elements that are equal."""
     pairs = zip(left, right, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
