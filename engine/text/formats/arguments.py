@@ -118,9 +118,9 @@ def _read_value(text: str) -> Any:
 
 
 def _parsed(text: str, *readers: Callable[[str], Any]) -> Any:
-    """The value of the first reader that reads the text to a value that JSON has; else the text.
+    """The text's value by the first reader that finds one; the text itself if none does.
 
-    A number that is too large for a double is no such value.
+    A value counts only if JSON has such a value. It has no number that is too large for a double.
     """
     for read in readers:
         try:

@@ -1,9 +1,9 @@
-"""What a model writes and what its template takes, all of it proven when the model is loaded.
+"""Proves, when a model is loaded, how it writes calls and thinking and what its template takes.
 
-A small conversation with a known call, and one with a known thought, is rendered in every way in
-which templates take such, and every format's parser reads the result. A format is taken only if it
-finds exactly that. A template in an unknown format of calls has none: its tools are refused, and no
-markup is handed out as text.
+A small conversation with a known call is rendered in every way in which templates take calls. Every
+format's parser reads the result. A format is taken only if its parser finds exactly the known call.
+Thinking is proven likewise. If no format is proven for calls, the model's tools are refused, so no
+markup is passed on as text.
 """
 
 import re
@@ -61,8 +61,8 @@ _THOUGHT = "probe-thought"
 _TEXT = "probe-text"
 _NAME = "probe_tool"
 LAST_WORD = "probe-last"
-"""What stands last in every probe's input."""
-# In the order of the alphabet, since some templates sort arguments by it.
+"""The last word of every probe's input."""
+# They are in alphabetical order, because some templates sort arguments.
 _PROPERTIES: dict[str, Any] = {
     "count": {"type": "integer", "description": "probe"},
     "flag": {"type": "boolean", "description": "probe"},
@@ -75,8 +75,8 @@ _PROPERTIES: dict[str, Any] = {
 _TOOL = Tool(
     _NAME, {"type": "object", "properties": _PROPERTIES, "required": ["word"]}, "probe-description"
 )
-# From all that JSON can say to the least that a call needs: some templates write strings without
-# escapes, some write no nested values.
+# The first input has every kind of value of JSON, and the last has the least that a call needs.
+# Some templates write strings without escapes, and some write no nested values.
 _INPUTS: tuple[dict[str, Any], ...] = (
     {
         "count": 3,
@@ -97,7 +97,7 @@ _OTHER_INPUT = {"word": _OTHER}
 DERIVED = "template"
 """The name of a format that is known from the template alone."""
 _USER = Message("user", [TextPart(_QUESTION)])
-# Templates look for the last question by comparing messages, so no two questions are equal.
+# No two questions are equal, because templates find the last one by comparing messages.
 _SECOND = Message("user", [TextPart("probe-second")])
 _SYSTEM = TextPart("probe-system")
 _ANSWERED = Message("assistant", [TextPart(_ANSWER)])
@@ -110,22 +110,22 @@ _TAG = re.compile(r"<[^<>\s]{1,40}>(?:thought\n)?|\[/?[A-Z_]{1,40}\]")
 
 @dataclass(frozen=True, slots=True)
 class TemplateProbe:
-    """Renders prompts of its own through one template. A refusal is an answer, not an error."""
+    """Renders prompts of its own through one template. A refusal by the template is no error."""
 
     template: ChatTemplate
     controls: ControlTexts
 
     def text(self, prompt: Prompt, traits: TemplateTraits, *, thinking: bool = False) -> str | None:
-        """The prompt as the template renders it; None where it refuses it."""
+        """The prompt as the template renders it; None if the template refuses it."""
         conversation = new_conversation(prompt, self.controls, traits)
         with suppress(InvalidRequest):
             return self.template.render(conversation.variables({}, thinking=thinking))
         return None
 
     def find_traits(self, traits: TemplateTraits) -> TemplateTraits:
-        """The fewest traits beyond those given with which the prompts render.
+        """The given traits, and the fewest further traits with which the probe's prompts render.
 
-        What never renders changes nothing.
+        A prompt that renders with no trait adds none.
         """
         for prompt, needle, trait in (
             (Prompt([_USER], system=[_SYSTEM]), _SYSTEM.text, "folds_system"),
@@ -141,22 +141,24 @@ class TemplateProbe:
         folding = replace(traits, folds_late_system=True)
         if not self._keeps_late_system(traits) and self._keeps_late_system(folding):
             traits = folding
-        # Do the tools come behind an answer that is already given?
+        # Do the tools come behind an answer that was already given?
         text = self.text(Prompt([_USER, _ANSWERED, _SECOND], [_TOOL]), traits) or ""
         moves_tools = 0 <= text.find(_ANSWER) < text.find(_NAME)
         return replace(traits, moves_tools=moves_tools)
 
     def find_text_input(self, traits: TemplateTraits) -> TemplateTraits:
-        """Does an input that is no JSON object come out as it went in?"""
+        """The traits with `writes_text` if the template writes an input that is no JSON object
+        unchanged."""
         extended = replace(traits, writes_text=True)
         text = self.text(Prompt(_calling([_CUT_INPUT]), [_TOOL]), extended)
         return extended if text is not None and _CUT_INPUT in text else traits
 
     def shows_tools(self, traits: TemplateTraits) -> bool:
+        """Whether the template writes the tools."""
         return self._renders(Prompt([_USER], [_TOOL]), _NAME, traits)
 
     def has_tools_first(self, traits: TemplateTraits) -> bool:
-        """Do the tools come before the system prompt?"""
+        """Whether the tools come before the system prompt."""
         placed = self._place(Prompt([_USER], [_TOOL], [_SYSTEM]), traits)
         if placed is None:
             return False
@@ -166,7 +168,7 @@ class TemplateProbe:
     def opens_tag(
         self, of: ReasoningFormat, traits: TemplateTraits, *, thinking: bool, after_result: bool
     ) -> bool:
-        """Does the prompt of a new turn end behind an opening tag?"""
+        """Whether the prompt of a new turn ends inside the tags of thinking."""
         prompt = Prompt(_calling([_ONE])) if after_result else Prompt([_USER])
         text = self.text(prompt, traits, thinking=thinking)
         last = _RESULT if after_result else _QUESTION
@@ -174,7 +176,7 @@ class TemplateProbe:
         return end.rfind(of.open) > end.rfind(of.close)
 
     def find_turn_end(self, traits: TemplateTraits) -> frozenset[TokenId]:
-        """The control token right behind an assistant's text."""
+        """The control token right behind an assistant's text; empty if there is none."""
         placed = self._place(Prompt([_USER, _ANSWERED, _SECOND]), traits)
         if placed is None or placed.places[1].end is None:
             return frozenset()
@@ -182,7 +184,7 @@ class TemplateProbe:
         return frozenset(m.token_id for m in matches if m.begin == placed.places[1].end)
 
     def _keeps_late_system(self, traits: TemplateTraits) -> bool:
-        """Does a system message stay where it stands, between two turns and behind the last?"""
+        """Whether a system message stays in its place, between two turns and behind the last."""
         late = Message("system", [TextPart("probe-late")])
         for messages in ([_USER, _ANSWERED, late, _SECOND], [_USER, _ANSWERED, _SECOND, late]):
             text = self.text(Prompt(messages, system=[_SYSTEM]), traits)
@@ -204,25 +206,28 @@ class TemplateProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatChoice:
-    """Names of `TOOL_FORMATS` and `REASONING_FORMATS`, `auto` (what is proven) or `none`."""
+    """The formats that the operator sets."""
 
+    # A name of `TOOL_FORMATS`, or `auto` for the proven format, or `none`.
     tools: str = "auto"
+    # A name of `REASONING_FORMATS`, or of messages with thinking, or `auto`, or `none`.
     reasoning: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class ProvenCalls:
-    """A format that a template's own rendering proved."""
+    """A format of calls that a template's own rendering proved."""
 
+    # Its name in `TOOL_FORMATS`, or DERIVED.
     name: str
     format: CallFormat
     # How the template takes calls.
     traits: TemplateTraits
-    # A call as the template writes it, from the turn's first character on.
+    # A turn with one call, as the template writes it. Empty if the operator set another format.
     turn: str
-    # The input that stands in that call.
+    # The input of that call.
     probe: Mapping[str, Any]
-    # The template's way of writing calls as texts, None where no such form was derived.
+    # The template's own way of writing calls; None if it could not be derived.
     written: Written | None = None
 
 
@@ -230,11 +235,13 @@ class ProvenCalls:
 class ProvenThinking:
     """How a template writes thinking, by its own rendering."""
 
-    # None where the template shows no thinking.
+    # The name of the format; None if the template writes no thinking.
     name: str | None
+    # How the template takes calls and thinking.
     traits: TemplateTraits
+    # None if the thinking stands in messages, or was not rendered.
     tags: ReasoningFormat | None = None
-    # The template's text between the thinking and what follows it in the same turn.
+    # The template's text between the thinking and the rest of the same turn.
     inside: str = ""
 
 
@@ -242,17 +249,19 @@ class ProvenThinking:
 class ModelFormats:
     """How a model's template writes calls and thinking."""
 
-    # The names of the formats, None where nothing is known of the template's.
+    # The name of the format of calls; None if no known format fits the template.
     tool_format: str | None
+    # The name of the format of thinking; None if no known format fits the template.
     reasoning_format: str | None
     # How the template takes calls and thinking.
     traits: TemplateTraits
-    # None where no format was proven.
+    # None if no format of calls was proven.
     calls: ProvenCalls | None
+    # None if thinking has no tags.
     tags: ReasoningFormat | None
     # The texts of the control tokens that end turns.
     ends: frozenset[str]
-    # The texts of the control tokens that stand inside of turns.
+    # The texts of the control tokens that stand inside turns, and so end none.
     no_ends: frozenset[str]
 
     @property
@@ -263,7 +272,7 @@ class ModelFormats:
 
     @property
     def call_instructions(self) -> str:
-        """How to write a call, told to a model whose template does not tell it."""
+        """Instructions on how to write a call, for a model whose template has none."""
         of = self.call_format
         if of is None:
             return ""
@@ -275,7 +284,7 @@ class ModelFormats:
 
     @property
     def messages(self) -> MessageSyntax | None:
-        """How a turn of several messages is written, where turns are such."""
+        """The notation of a turn's messages; None if a turn has no messages."""
         of = self.call_format
         messages = None if of is None else of.messages
         return messages or _THINKING_MESSAGES.get(self.reasoning_format or "")
@@ -292,7 +301,7 @@ class ModelFormats:
         return self.thinking_markers | (frozenset() if of is None else of.markers)
 
     def new_parser(self, request: GenerateRequest, *, is_open: bool) -> FormatParser:
-        """For one choice; `is_open`: the prompt ends inside the thinking."""
+        """A parser for one choice. `is_open` says that the prompt ends inside the thinking."""
         tools = request.prompt.callable_tools if request.tool_choice.mode != "none" else []
         of = self.call_format
         if self.messages is not None:
@@ -307,9 +316,10 @@ class ModelFormats:
 def find_formats(
     probe: TemplateProbe, choice: FormatChoice, known_ends: Iterable[str] = ()
 ) -> ModelFormats:
-    """Render and read back. `known_ends` are the texts of the tokens that the model declares.
+    """Prove the formats of a model's template.
 
-    Raises TemplateRefused for a name that is no format's.
+    `known_ends` are the texts of the end tokens that the model declares. Raises TemplateRefused if
+    `choice` has a name of no format.
     """
     for setting, name, known in (
         ("tool_format", choice.tools, TOOL_FORMATS),
@@ -360,10 +370,11 @@ def find_formats(
 
 
 def turn_begin(prompt: str, conversation: str) -> int:
-    """Where the model's text begins in a rendered turn, by the prompt that it answered.
+    """The character at which the model's text begins in a rendered conversation.
 
-    A template may write a finished turn otherwise than its generation prompt begins one. Then the
-    turn begins where the two differ, or at the markup that holds the first difference.
+    `prompt` is the rendered prompt that the model answered. A template may begin a finished turn in
+    another way than its generation prompt. Then the model's text begins at the first difference, or
+    at the beginning of the markup in which that difference lies.
     """
     if conversation.startswith(prompt):
         return len(prompt)
@@ -378,7 +389,10 @@ def turn_begin(prompt: str, conversation: str) -> int:
 def _calling(
     inputs: Sequence[Any], *, text: str = "", names: Sequence[str] = (), behind: str = ""
 ) -> list[Message]:
-    """A question, a turn of calls with ids as ours are, and the results, with a text behind."""
+    """A question, a turn of calls, and a message with their results.
+
+    `text` stands before the calls, and `behind` stands after the results. The ids are like ours.
+    """
     ids = [f"toolu_{'0Ab' * 7}{index:03}" for index in range(len(inputs))]
     said: list[Part] = [TextPart(text)] if text else []
     said += [
@@ -391,7 +405,7 @@ def _calling(
 
 
 def _reads(of: CallFormat, turn: str | None, inputs: Sequence[Any]) -> bool:
-    """Does the format's parser find exactly these calls in a turn?"""
+    """Whether the format's parser finds exactly these calls in a turn."""
     if turn is None or of.opening not in turn:
         return False
     parser = of.new_parser([_TOOL])
@@ -401,13 +415,14 @@ def _reads(of: CallFormat, turn: str | None, inputs: Sequence[Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _CallProof:
-    """Renders calls through one template. `ends` are the texts that may end a turn."""
+    """Finds the format of calls of one template."""
 
     probe: TemplateProbe
+    # The texts that may end a turn.
     ends: Sequence[str] = ()
 
     def find(self) -> ProvenCalls | None:
-        """The format that is proven; None where none is."""
+        """The proven format; None if no format is proven."""
         prompt_end = self.probe.text(Prompt([_USER]), TemplateTraits()) or ""
         prompt_end = prompt_end.rpartition(_QUESTION)[2]
         for call_input in _INPUTS:
@@ -416,12 +431,12 @@ class _CallProof:
                 if turn is None or _NAME not in turn:
                     continue
                 for name, of in TOOL_FORMATS.items():
-                    # The prompt writes what messages of the turn begin with.
+                    # The prompt ends with the beginning of the turn's first message.
                     has_start = of.messages is None or of.messages.start in prompt_end
                     if has_start and _reads(of, turn, [call_input]):
                         return self._complete(ProvenCalls(name, of, traits, turn, call_input))
         for traits in self._ways():
-            # A format of the template's own, which has to read all that JSON can say.
+            # A derived format must read every kind of value of JSON.
             derived = self._derive(traits)
             inputs: tuple[dict[str, Any], ...] = (_INPUTS[0], _OTHER_INPUT, {})
             if derived is not None and all(
@@ -432,7 +447,7 @@ class _CallProof:
         return self._find_told()
 
     def _ways(self) -> Iterator[TemplateTraits]:
-        """The ways to hand a call to a template, the usual ones first."""
+        """The ways to give a call to a template, the usual ones first."""
         for names_ids, shortens_ids, null_content, strings in product((False, True), repeat=4):
             if not (names_ids and shortens_ids):
                 yield TemplateTraits(
@@ -445,18 +460,18 @@ class _CallProof:
 
     def _derive(self, traits: TemplateTraits) -> CallFormat | None:
         pattern = self.probe.controls.pattern
-        # The control token that the template writes behind an answer ends a turn as well.
+        # The control token that the template writes behind an answer also ends a turn.
         answered = self.probe.text(Prompt([_USER, _ANSWERED, _USER]), TemplateTraits()) or ""
         end = pattern.match(answered, answered.find(_ANSWER) + len(_ANSWER))
         ends = self.ends if end is None else (*self.ends, end.group())
         return Derivation(partial(self.turn_of, traits=traits), _NAME, pattern, ends).derive()
 
     def _complete(self, proven: ProvenCalls) -> ProvenCalls:
-        """How the template takes what a turn may have beside one call."""
+        """Add how the template takes turns with more than one call."""
         of = proven.format
         traits = proven.traits
         call_input = dict(proven.probe)
-        # Without content where an empty one leaves something behind, as an empty answer.
+        # Some templates write an empty content as an empty answer. They get no content.
         bare = replace(traits, null_content=True)
         shorter = self._text([call_input], bare)
         whole = self._text([call_input], traits)
@@ -491,24 +506,27 @@ class _CallProof:
 
     @property
     def _families(self) -> list[Sequence[str]]:
-        """The formats that the vocabulary has control tokens for."""
+        """The families of formats for which the vocabulary has control tokens."""
         known = self.probe.controls.ids
         return [names for token, names in FAMILIES.items() if token in known]
 
     def _in_family(self, proven: ProvenCalls) -> ProvenCalls:
-        """What else its model writes is read as well."""
+        """The proven format, which also reads the other formats of its model's family."""
         name = proven.name
         of = proven.format
         for names in self._families:
-            # Objects and lists without markup tell of no family by themselves.
+            # Objects and lists without markup belong to no family, so they take the family's name.
             is_bare = name in ("llama3_json", "pythonic")
             name = names[0] if is_bare else name
             of = reading(of, names)
         return replace(proven, name=name, format=of)
 
     def _find_told(self) -> ProvenCalls | None:
-        """A format that the template tells its model to write, or that the vocabulary has tokens
-        for; the template itself writes no calls."""
+        """A format for a template that writes no calls; None if there is none.
+
+        It is a format that the template's instructions describe, or for which the vocabulary has
+        control tokens.
+        """
         instructions = self.probe.text(Prompt([_USER], [_TOOL]), TemplateTraits())
         if instructions is None or _NAME not in instructions:
             return None
@@ -536,10 +554,10 @@ class _CallProof:
         return _reads(of, self.turn_of(inputs, traits, text=text), inputs)
 
     def ends_behind(self, proven: ProvenCalls) -> frozenset[str]:
-        """The control token's text right behind a call's own markup; none where text stands there.
+        """The text of the control token right behind a call's markup; empty if text stands there.
 
-        Functionary ends a turn of calls with another token than an answer, GLM with the next
-        role's.
+        Functionary ends a turn of calls with another token than an answer. GLM ends it with the
+        token of the next role.
         """
         turn = replace(self, ends=()).turn_of([dict(proven.probe)], proven.traits) or ""
         at = turn.rfind(LAST_WORD) + len(LAST_WORD)
@@ -557,9 +575,9 @@ class _CallProof:
     def turn_of(
         self, inputs: Sequence[Any], traits: TemplateTraits, *, text: str = ""
     ) -> str | None:
-        """What the template writes for a turn of calls, from where the model's own text begins.
+        """The model's text of a turn of calls, as the template writes it; None if it refuses it.
 
-        It ends before the first result, and at a turn's end where that is known.
+        It ends before the first result. A turn with one call ends at the first of `ends`.
         """
         prompt = self.probe.text(Prompt([_USER], [_TOOL]), traits)
         called = self._text(inputs, traits, text)
@@ -575,20 +593,25 @@ class _CallProof:
 
 @dataclass(frozen=True, slots=True)
 class _ThinkingProof:
-    """Renders thinking through one template; `has_calls` where it renders calls."""
+    """Finds the format of thinking of one template."""
 
     probe: TemplateProbe
+    # Whether the template renders calls.
     has_calls: bool
 
     def find(self, traits: TemplateTraits, wanted: str) -> ProvenThinking:
-        """A template that drops all thinking has the tags that it takes out of answers."""
+        """The format of thinking. `wanted` is the name that is set, or `auto` or `none`.
+
+        If a template drops all thinking, the format is the one whose closing tag stands in the
+        template's source.
+        """
         if wanted == "none":
             return ProvenThinking(None, traits)
         source = self.probe.template.source
         known = (*REASONING_FORMATS, *_THINKING_MESSAGES)
         names = [n for n in known if wanted in ("auto", n)]
         if wanted == "auto":
-            # Of those with the same tags the one that the template tells of.
+            # Several formats have the same tags. The template's source shows which one is meant.
             hinted = {n for n, tags in REASONING_FORMATS.items() if tags.told_by}
             told_of = {n for n in hinted if REASONING_FORMATS[n].told_by in source}
             excluded = (hinted - told_of) | ({"think"} if told_of else set())
@@ -605,8 +628,8 @@ class _ThinkingProof:
                     messages = _THINKING_MESSAGES.get(name)
                     if _reads_thought(turn, opened, tags or messages):
                         return self._proven(name, tags, way, turn)
-                # The tags around the thinking, whatever their names; the prompt may end behind the
-                # first.
+                # No known format reads the thinking. The tags around it make a format of their own.
+                # The prompt may end behind the opening tag.
                 before, _, behind = (opened + turn).partition(_THOUGHT)
                 before = before.rstrip()
                 tag_texts = _TAG.findall(before[-60:])
@@ -623,7 +646,8 @@ class _ThinkingProof:
         return ProvenThinking(next((n for n in tagged if tagged[n].close in source), None), traits)
 
     def _turns(self) -> Iterator[list[Part]]:
-        """Thinking behind the last question, where every template that renders any does."""
+        """The parts of turns with thinking. They stand behind the last question: a template that
+        renders any thinking renders it there."""
         if self.has_calls:
             yield [ThinkingPart(_THOUGHT), *_calling([_ONE])[1].parts]
         yield [ThinkingPart(_THOUGHT), TextPart(_ANSWER)]
@@ -640,13 +664,14 @@ class _ThinkingProof:
         return ProvenThinking(name, traits, tags, inside)
 
     def _loses_text(self, traits: TemplateTraits) -> bool:
-        """Is a turn with thinking, text and a call refused or without its thinking?"""
+        """Whether a turn with thinking, text and a call is refused, or loses its thinking."""
         [thought, *calls] = next(self._turns())
         turn = self._render([thought, TextPart(_ANSWER), *calls], traits)[1]
         return turn is None or _THOUGHT not in turn
 
     def _render(self, parts: list[Part], traits: TemplateTraits) -> tuple[str | None, str | None]:
-        """The prompt of a turn, and what the template writes for the turn."""
+        """The prompt of a turn, and the turn as the template writes it. Both are None if it refuses
+        either."""
         tools = [_TOOL] if self.has_calls else []
         prompt = self.probe.text(Prompt([_USER], tools), traits, thinking=True)
         calls = [part for part in parts if isinstance(part, ToolUsePart)]
@@ -659,7 +684,7 @@ class _ThinkingProof:
 
 
 def _reads_thought(turn: str, end: str, of: ReasoningFormat | MessageSyntax | None) -> bool:
-    """Does a format's parser find the thinking, whole and nothing else? `end` is the prompt's."""
+    """Whether a format's parser finds exactly the thinking in a turn. `end` is the prompt's end."""
     match of:
         case ReasoningFormat():
             is_open = end.rfind(of.open) > end.rfind(of.close)

@@ -1,13 +1,15 @@
-"""Where the segments lie in a rendered prompt.
+"""Finds the places of the segments in a rendered prompt.
 
-The prompt is rendered with a pair of marks around every segment's content. If the render without
-them is the same text, the marks' places are the segments'. Where the marks change the render, as
-in a template that compares messages, equal segments get equal marks, and then those marks are left
-out that stand where the renders part. Segments without a place are looked for by their words, and
-the last few by comparing renders: of the prompt, and of the prompt with something more at that
-segment's end; they part where the segment ends.
+The prompt is rendered with a pair of marks around every segment's content. If this render without
+its marks equals the plain render, the marks' places are the segments' places. Marks may change the
+render, as in a template that compares messages. Then equal segments get equal marks. If that is not
+enough, the marks nearest to the first difference are left out.
 
-Cost: at most 17 renders a prompt, two for most, and a bounded search.
+Segments without a place are searched by their words. The last few of them are found by comparing
+renders: the prompt is rendered with something more at the segment's end. The first difference to
+the plain render is the segment's end.
+
+A prompt costs at most 17 renders and a bounded search. Most prompts cost two renders.
 """
 
 from bisect import bisect_left
@@ -24,10 +26,15 @@ from engine.text.template.chat_template import ChatTemplate, SegmentMarks, Unmar
 from engine.text.template.messages import Conversation
 
 _MAX_MARKED = 8
+"""The most renders with marks."""
 _MAX_COMPARISONS = 8
-_NUM_INNER = 4  # pairs of marks for the fields of a tool or a call
-_MIN_WORDS = 16  # characters by which a text without marks is known
-_SEARCH_LIMIT = 4  # characters looked through for words, in lengths of the text
+"""The most renders for comparison."""
+_NUM_INNER = 4
+"""The pairs of marks for the fields of a tool or a call."""
+_MIN_WORDS = 16
+"""The least characters of a text that is found by its words."""
+_SEARCH_LIMIT = 4
+"""The most characters that are searched for words, as a multiple of the text's length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +45,14 @@ class TemplateSegment:
     kind: str
     # None for a JSON object.
     text: str | None
-    # Of a tool, or of the tool that is called.
+    # The name of the tool, or of the called tool.
     name: str = ""
     # The message that the segment is a part of.
     message: Message | None = field(default=None, compare=False)
 
 
 def segments_of(prompt: Prompt) -> list[TemplateSegment]:
-    """In their order: tools, system blocks, the messages' parts."""
+    """A prompt's segments in order: tools, system blocks, the messages' parts."""
     segments = [TemplateSegment("tool", None, tool.name) for tool in prompt.tools]
     segments += [TemplateSegment("system prompt", block.text) for block in prompt.system]
     for message in prompt.messages:
@@ -62,24 +69,24 @@ def segments_of(prompt: Prompt) -> list[TemplateSegment]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a segment lies among the characters of the rendered text."""
+    """The place of a segment among the characters of the rendered text."""
 
-    # None where the segment has no boundary.
+    # The end of the segment; None: the segment has no boundary.
     end: int | None
-    # Where the segment's content starts, None where only its end is known.
+    # The begin of the segment's content; None: only its end is known.
     begin: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedText:
-    """A rendered prompt, and where its segments are."""
+    """A rendered prompt, and the places of its segments."""
 
     text: str
     places: Sequence[Place]
 
 
 def without_cuts(placed: PlacedText, cut: str) -> tuple[PlacedText, list[int]]:
-    """The text without its cuts, and the characters before which they stood."""
+    """The text without its cuts, and the characters of that text before which the cuts stood."""
     pieces = placed.text.split(cut)
     cuts = list(accumulate(map(len, pieces[:-1])))
     if not cuts:
@@ -98,8 +105,8 @@ def place_segments(
 ) -> PlacedText:
     """Render a conversation, and find every segment in its text by further renders.
 
-    The text still has its cuts. Raises InvalidRequest where the template refuses the prompt or
-    where it has too many private-use characters.
+    The text still has its cuts. Raises InvalidRequest if the template refuses the prompt, or if the
+    prompt has too many private-use characters.
     """
     text = template.render(conversation.variables({}, thinking=thinking))
     return PlacedText(text, _Finder(template, conversation, text, thinking).find())
@@ -128,7 +135,7 @@ class _Finder:
         places = _marked_places(marks, positions)
         wanted = [s for s in self._with_content if s >= self._num_moving and s not in places]
         absent = self._find_words(places, wanted)
-        # Where neither mark of a text came out the template leaves it out.
+        # If neither mark of a text came out, the template leaves the text out.
         unknown = [
             s
             for s in wanted
@@ -136,7 +143,7 @@ class _Finder:
             and s not in absent
             and s not in places
         ]
-        # By comparing renders: the newest, whose ends are the ones that the next turn reads.
+        # Compare renders for the newest segments, because the next turn reads up to their ends.
         for number in unknown[::-1][:_MAX_COMPARISONS]:
             before = max((p.end or 0 for s, p in places.items() if s < number), default=0)
             varied = self._conversation.varied(number)
@@ -148,12 +155,12 @@ class _Finder:
             if end > before or varied_text == self._text:
                 places[number] = Place(end)
         nowhere = {*range(self._num_moving), *(s for s in unknown if s not in places)}
-        # Make the ends monotone, so that each prefix contains all segments before. A template may
-        # write the system prompt before the tools: then a tool's prefix contains the system prompt,
-        # and the system prompt's ends where the tools do. A message's segment that is rendered
-        # before an earlier segment's end takes that one's boundary away.
+        # Make the ends monotone, so that each prefix contains all segments before its end. A
+        # template may write the system prompt before the tools. Then a tool's prefix contains the
+        # system prompt, and the system prompt ends where the tools end. If a message's segment is
+        # rendered before the end of an earlier segment, the earlier one has no boundary.
         numbers = range(len(self._segments))
-        # For each segment the earliest begin of the messages' segments behind it.
+        # For each segment the earliest begin of later segments of messages.
         limits: list[int] = []
         limit = max((place.end or 0 for place in places.values()), default=0)
         for number in reversed(numbers):
@@ -165,7 +172,7 @@ class _Finder:
         reached = 0
         for number, limit in zip(numbers, reversed(limits), strict=True):
             place = Place(None) if number in nowhere else places.get(number)
-            if place is None:  # the template leaves it out: it ends where those before it do
+            if place is None:  # the template leaves the segment out
                 ordered.append(Place(reached))
             elif place.end is None or place.end > limit:
                 ordered.append(Place(None, place.begin))
@@ -175,11 +182,11 @@ class _Finder:
         return ordered
 
     def _mark(self) -> tuple[dict[int, SegmentMarks], dict[str, list[int]]]:
-        """Marks that leave the render as it is, and where they came out."""
+        """Marks that do not change the render, and their positions in it."""
         alphabet = self._conversation.alphabet
         numbers = self._with_content
         num_objects = sum(self._segments[number].text is None for number in numbers)
-        # A prompt of very many segments has no characters to spare for their fields.
+        # A prompt with very many segments leaves no characters for marks of fields.
         spare = alphabet.num_free - 3 * len(numbers) - _MAX_COMPARISONS
         num_inner = _NUM_INNER if spare > 2 * _NUM_INNER * num_objects else 0
 
@@ -191,21 +198,21 @@ class _Finder:
         for attempt in range(_MAX_MARKED):
             if not marks:
                 break
-            unmarked: Unmarked | None = None  # where the template refuses marked texts
+            unmarked: Unmarked | None = None  # stays None if the template refuses marked texts
             variables = self._conversation.variables(marks, thinking=self._thinking)
             with suppress(InvalidRequest):
                 unmarked = take_out(self._template.render(variables), _characters(marks.values()))
             if unmarked is not None and unmarked.text == self._text:
                 return marks, unmarked.positions
             if not attempt:
-                # Equal texts of one kind get equal marks: a template may compare whole messages.
+                # Equal texts of one kind get equal marks, because a template may compare messages.
                 first: dict[TemplateSegment, SegmentMarks] = {}
                 for number, pair in marks.items():
                     segment = self._segments[number]
                     if segment.text is not None:
                         marks[number] = first.setdefault(segment, pair)
                 continue
-            # Less the marks that most likely change the render, or all marks of their kind.
+            # Leave out the marks that most likely change the render, or all marks of their kind.
             nearest = list(marks)[-1]
             if unmarked is not None:
                 parting = common_length(unmarked.text, self._text)
@@ -221,11 +228,12 @@ class _Finder:
         return {}, {}
 
     def _find_words(self, places: dict[int, Place], missing: Sequence[int]) -> set[int]:
-        """Texts without marks, by their words between the places before and behind them.
+        """Find texts without marks by their words, between the places before and behind them.
 
-        Returns the tools and calls whose name is not there: the template leaves them out.
+        Add their places to `places`. Return the tools and calls whose name is not there, because
+        the template leaves them out.
         """
-        # For every segment where the next message's segment with a known place begins.
+        # For each segment the begin of the next message's segment whose place is known.
         behind = [len(self._text)] * (len(self._segments) + 1)
         for number in range(len(self._segments) - 1, -1, -1):
             place = places.get(number)
@@ -255,7 +263,7 @@ class _Finder:
 
 
 def _characters(pairs: Iterable[SegmentMarks]) -> frozenset[str]:
-    """All marks of these pairs, those of their parts too."""
+    """All marks of these pairs and of their inner pairs."""
     marks: set[str] = set()
     for pair in pairs:
         marks.update((pair.begin, pair.end))
@@ -267,7 +275,7 @@ def _characters(pairs: Iterable[SegmentMarks]) -> frozenset[str]:
 def _nearest(
     character: int, marks: Mapping[int, SegmentMarks], positions: Mapping[str, list[int]]
 ) -> int:
-    """The segment with a mark nearest to a character; the first one where no mark came out."""
+    """The segment with a mark nearest to a character; the first segment if no mark came out."""
     distances: list[tuple[int, int]] = []
     for segment, pair in marks.items():
         for mark in (pair.begin, pair.end):
@@ -279,7 +287,11 @@ def _nearest(
 def _marked_places(
     marks: Mapping[int, SegmentMarks], positions: Mapping[str, list[int]]
 ) -> dict[int, Place]:
-    """A mark that came out more or less often than its segments are has no place."""
+    """The places of segments by their marks.
+
+    A mark must come out as often as it has segments. Otherwise the marks of fields give the place,
+    if there are any.
+    """
     sharing = Counter(pair.end for pair in marks.values())
     seen: Counter[str] = Counter()
     places: dict[int, Place] = {}
@@ -303,9 +315,9 @@ def _marked_places(
 
 
 def common_length(first: AnyStr, second: AnyStr, unit: int = 1) -> int:
-    """How many units of so many items the longest common prefix has.
+    """The number of whole units in the longest common prefix. A unit has `unit` items.
 
-    By bisection: each item is compared once or twice, outside of the interpreter.
+    The search is a bisection. It compares each item once or twice, outside of the interpreter.
     """
     low = 0
     high = min(len(first), len(second)) // unit

@@ -1,13 +1,13 @@
-"""A model's chat template, rendered as transformers does, and characters that travel through it.
+"""Renders a model's chat template as transformers does, with cuts and marks in the prompt.
 
 The environment is that of transformers' `utils/chat_template_utils.py`: sandboxed, trimmed blocks,
 loop controls, `generation` blocks, `tojson` without HTML escapes, `raise_exception`,
 `strftime_now`.
 
-A *cut* is put into every control token's text that a client wrote, so that neither the template
-nor the tokenizer takes it for the real one. *Marks*, of the private-use planes, go around each
-segment's content, and come out where it lies. Both are characters that do not occur in the prompt,
-so taking them out again gives the text itself.
+A client may write the text of a control token. A *cut* is put into each such text, so that neither
+the template nor the tokenizer takes it for the real token. *Marks* go around each segment's
+content. Their places in the rendered text are the segment's place. Cuts and marks are characters
+that do not occur in the prompt. So the text without them is the text that the prompt would give.
 """
 
 import json
@@ -28,16 +28,17 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from engine.errors import InvalidRequest
 from engine.text.rendered import TemplateRefused
 
-# The two private planes come first: their characters are the rarest in real text.
+# The two private planes come first, because their characters are the rarest in real text.
 _RANGES = ((0xF0000, 0xFFFFD), (0x100000, 0x10FFFD), (0xE000, 0xF8FF))
 _PRIVATE = re.compile("[\ue000-\uf8ff\U000f0000-\U000ffffd\U00100000-\U0010fffd]")
 _RARE = re.compile("[\U0002a000-\U0002a6dd]")
-# Rare letters: Python's own picture of a text, which some templates write, keeps them as they are.
+# Cuts are rare letters. Some templates write a text as Python's `repr` does, which keeps letters.
 _CUTS = range(0x2A000, 0x2A6DE)
 
 
 def choose_cut(texts: Iterable[str]) -> str:
-    """A character for cuts that occurs in none of the texts."""
+    """A character for cuts that occurs in none of the texts. Raise InvalidRequest if none is
+    left."""
     used = set(chain.from_iterable(map(_RARE.findall, texts)))
     cut = next((chr(code) for code in _CUTS if chr(code) not in used), "")
     if not cut:
@@ -46,7 +47,7 @@ def choose_cut(texts: Iterable[str]) -> str:
 
 
 class MarkAlphabet:
-    """Characters for marks that do not occur in the given texts; `num_free` are left."""
+    """Characters for marks, none of which occurs in the given texts. `num_free` are left."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         used = set(chain.from_iterable(map(_PRIVATE.findall, texts)))
@@ -55,6 +56,7 @@ class MarkAlphabet:
         self._free = (mark for mark in map(chr, codes) if mark not in used)
 
     def take(self) -> str:
+        """A mark that was not taken before. Raise InvalidRequest if none is left."""
         mark = next(self._free, None)
         if mark is None:
             raise InvalidRequest("the prompt has too many private-use characters")
@@ -68,19 +70,19 @@ class SegmentMarks:
 
     begin: str
     end: str
-    # Pairs for the parts of a segment that is a JSON object: a template that writes an object key
-    # by key loses the pair around the whole.
+    # The pairs for the fields of a segment that is a JSON object. A template that writes an object
+    # key by key loses the pair around the whole object.
     inner: "tuple[SegmentMarks, ...]" = ()
 
 
 class Marked:
-    """A JSON value that text forms of it, `tojson` and `str`, surround with marks.
+    """A JSON value that `tojson` and `str` write with marks around it.
 
-    `plain` is what `tojson` writes: the content without inner marks. Keys and values that a
-    template reads are the value's own.
+    A template that reads its keys and values gets the value's own.
     """
 
     marks: SegmentMarks
+    # The content without inner marks, which `tojson` and `str` write.
     plain: Any
 
     def __str__(self) -> str:
@@ -98,8 +100,10 @@ class WrittenInput(str):
 
 
 def mark_value(value: Any, marks: SegmentMarks, plain: Any = None) -> Any:
-    """The JSON value, with the marks around it in its text forms. True, false and null get no
-    marks."""
+    """The JSON value, which is written with the marks around it. True, false and null get none.
+
+    `plain` is the content that is written; None: the value itself.
+    """
     if isinstance(value, str):
         return surround(value, marks)
     kind = _MARKED.get(type(value))
@@ -114,7 +118,7 @@ def mark_value(value: Any, marks: SegmentMarks, plain: Any = None) -> Any:
 def surround(text: str, marks: SegmentMarks) -> str:
     """Put the marks around the text, inside its outer white space.
 
-    A template that trims then trims the same with and without them.
+    So a template that trims removes the same white space with and without marks.
     """
     body = text.strip()
     if not body:
@@ -126,14 +130,15 @@ def surround(text: str, marks: SegmentMarks) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Unmarked:
-    """A text without its marks, and the character at which each mark stood, in order."""
+    """A text without its marks."""
 
     text: str
+    # By mark: the characters of `text` before which the mark stood, in order.
     positions: dict[str, list[int]]
 
 
 def take_out(text: str, marks: frozenset[str]) -> Unmarked:
-    """Remove the marks."""
+    """Take the marks out of a text."""
     pieces: list[str] = []
     positions: dict[str, list[int]] = {}
     length = 0
@@ -153,7 +158,7 @@ def take_out(text: str, marks: frozenset[str]) -> Unmarked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateInput:
-    """What a template sees of a prompt: OpenAI-style messages and tools."""
+    """A template's variables of a prompt: messages and tools in OpenAI's form."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
@@ -162,12 +167,14 @@ class TemplateInput:
 
 
 class TemplateFails(InvalidRequest):
-    """A template failed on something in the prompt without meaning to refuse it."""
+    """A template failed on the prompt. It did not refuse the prompt by intention."""
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """transformers' sandbox, but for lists that grow: Kimi K2's and DeepSeek V3.2's templates keep
-    queues. Dictionaries stay as they are."""
+    """transformers' sandbox, in which lists may also grow and shrink.
+
+    The templates of Kimi K2 and DeepSeek V3.2 keep queues in lists. Dictionaries can't be changed.
+    """
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if isinstance(obj, list) and attr in ("append", "extend", "insert", "pop"):
@@ -176,7 +183,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}`: marks what the assistant says, for training; rendered as it is."""
+    """`{% generation %}` marks the assistant's text for training. Its content is rendered as it
+    is."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's declaration
 
@@ -186,10 +194,11 @@ class _GenerationBlock(Extension):
 
 
 class ChatTemplate:
-    """`sources` are templates by name: `default`, and `tool_use` where tools have their own.
+    """A model's chat template. One thread at a time may use it.
 
-    `special_tokens` (`bos_token`, …) are variables of the template. `now` is for templates that
-    write the date. One thread at a time may use a template.
+    `sources` are templates by name: `default`, and `tool_use` if prompts with tools have their own.
+    `special_tokens` (`bos_token`, …) are variables of the template. `now` gives the moment that a
+    template writes.
     """
 
     def __init__(
@@ -220,9 +229,9 @@ class ChatTemplate:
             raise TemplateRefused("the model has no chat template")
         self._special_tokens = dict(special_tokens)
         self.source = "\n".join(sources.values())
-        # Which variable the template can't take as transformers gives it. Qwen3.8-Max refuses
-        # every prompt that turns thinking off: its model always thinks. Some templates only ask
-        # whether tools are defined and fail on `None`.
+        # Find a variable that the template can't take as transformers gives it. Qwen3.8-Max refuses
+        # every prompt that turns thinking off, because its model always thinks. Some templates ask
+        # only whether tools are defined, and fail on `None`.
         probe = TemplateInput(messages=[{"role": "user", "content": "probe-user"}], tools=[])
         for refused in ((False, False), (True, False), (False, True)):
             self._always_thinks, self._omits_tools = refused
@@ -235,11 +244,12 @@ class ChatTemplate:
 
     @property
     def writes_date(self) -> bool:
+        """Whether the template asks for the date."""
         return "strftime_now" in self.source
 
     @contextmanager
     def at(self, moment: datetime) -> Iterator[None]:
-        """Within it the template writes this moment."""
+        """Inside this context the template writes this moment."""
         self._moment = moment
         try:
             yield
@@ -247,7 +257,11 @@ class ChatTemplate:
             self._moment = None
 
     def render(self, variables: TemplateInput) -> str:
-        """Raises InvalidRequest where the template refuses the messages."""
+        """The rendered text.
+
+        Raises InvalidRequest if the template refuses the messages, and TemplateFails if it fails on
+        them.
+        """
         name = "tool_use" if variables.tools and "tool_use" in self._templates else "default"
         thinking = variables.thinking or self._always_thinks
         tools = (
@@ -258,7 +272,7 @@ class ChatTemplate:
                 messages=variables.messages,
                 documents=None,
                 add_generation_prompt=variables.add_generation_prompt,
-                # Qwen3's name for it, and DeepSeek-V3.1's.
+                # Qwen3's name of the variable, and DeepSeek-V3.1's.
                 enable_thinking=thinking,
                 thinking=thinking,
                 **tools,
@@ -267,7 +281,7 @@ class ChatTemplate:
         except _RaisedByTemplate as error:
             raise InvalidRequest(f"the chat template refuses the prompt: {error}") from error
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-            # The error's words may quote the prompt, so only its kind is told.
+            # The error's text may quote the prompt, so the message has only its type.
             kind = type(error).__name__
             raise TemplateFails(f"the chat template fails on the prompt: {kind}") from error
         except RecursionError as error:
@@ -275,12 +289,12 @@ class ChatTemplate:
 
 
 class _RaisedByTemplate(TemplateError):
-    """The template called `raise_exception` with words of its own."""
+    """The template called `raise_exception`."""
 
 
-# A list of calls that is written as a whole has its marked inputs this deep.
 _MARKED_DEPTH = 4
-# Private-use characters stay: they are marks, and no template escapes those by itself.
+"""The depth of marked inputs in a list of calls that a template writes as a whole."""
+# Private-use characters are not escaped, because they may be marks.
 _ASCII_ESCAPED = re.compile("[^\x00-\x7f\ue000-\uf8ff\U000f0000-\U0010ffff]")
 
 
@@ -291,7 +305,7 @@ def write_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """transformers' `tojson`, which also writes the marks around marked values."""
+    """Write JSON as transformers' `tojson` does, with the marks around marked values."""
     if isinstance(value, WrittenInput):
         return str(value)
     dump = partial(
@@ -311,7 +325,10 @@ def write_json(
 
 
 def _without_marked(value: Any, marked_values: list[Marked], depth: int) -> Any:
-    """The value with the first mark of each marked value in its place."""
+    """The value, in which each marked value is replaced by its first mark.
+
+    The marked values are added to `marked_values`.
+    """
     if isinstance(value, Marked):
         marked_values.append(value)
         return value.marks.begin

@@ -1,8 +1,7 @@
-"""From a prompt to what a chat template sees: OpenAI's messages and tools, marked where wanted.
+"""Turns a prompt into a chat template's variables: OpenAI's messages and tools, with marks.
 
-Templates agree on OpenAI's messages in outline only. When a model is loaded,
-`engine.text.formats.proof` finds out what its template can't take. That stands in its
-`TemplateTraits`.
+Templates agree on OpenAI's messages only in outline. When a model is loaded,
+`engine.text.formats.proof` finds the differences of its template. They are its `TemplateTraits`.
 """
 
 import json
@@ -42,16 +41,16 @@ from engine.text.template.chat_template import (
 from engine.text.tokens.pieces import ControlTexts
 
 _SEPARATOR = "\n\n"
-"""Stands between the texts of one message. It belongs to the later text."""
+"""The text between two texts of one message. It belongs to the later one."""
 _TOOLS_HEADING = "## Tools\nYou have access to the following tools:\n"
 _INPUT_KEY = "arguments"
-"""The one key of an object that stands for an input that is none."""
+"""The only key of the object that replaces an input that is no object."""
 _MAX_DEPTH = 64
-"""How deep such an object may be nested: templates and this file walk objects by recursion."""
+"""The most nested objects and lists in an input. Templates and this file walk them by recursion."""
 _ERROR_PREFIX = "Error: "
-"""How a tool result says that the call failed: chat templates have no field for it."""
+"""The beginning of a failed call's result. Chat templates have no field for a failure."""
 _SYSTEM_PREFIX = "System: "
-"""How a system message begins that is told in the user's turn."""
+"""The beginning of a system message that stands in the user's turn."""
 SHORT_ID_LENGTH = 9
 """The length of the ids that Mistral's models write and their templates demand."""
 _OURS = re.compile(r"toolu_[0-9a-zA-Z]{24}")
@@ -63,70 +62,73 @@ ThinkingKey = Literal["reasoning_content", "thinking", "reasoning", "tool_plan",
 class Written:
     """How a model writes calls, as texts with places.
 
-    The places are `{name}` and `{input}`. `{digits}` is a number and `{id}` nine letters or digits,
-    at the model's choice. `{more}` is an id as a last key, or nothing.
+    The places are `{name}`, `{input}`, `{digits}`, `{id}` and `{more}`. The model chooses the
+    number for `{digits}` and the nine letters or digits for `{id}`. `{more}` is an id as the last
+    key of an object, or nothing.
     """
 
+    # One call.
     call: str
-    # Stands before all calls.
+    # The text before all calls.
     begin: str = ""
-    # Stands between calls.
+    # The text between calls.
     separator: str = ""
-    # Stands behind all calls.
+    # The text behind all calls.
     end: str = ""
-    # Stands between key and value where the input is written argument by argument. Where it is
-    # `=`, the values are Python's.
+    # The text between key and value, if the input is written as `key=value`. The values are then
+    # Python's.
     assign: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateTraits:
-    """What a template can't take as it comes, and what it wants of a turn with calls."""
+    """The differences of a template from OpenAI's messages."""
 
-    # Gemma refuses a system prompt: it goes in front of the first user's message.
+    # Gemma refuses a system prompt. It goes in front of the first user's message.
     folds_system: bool = False
-    # Llama 3.1 refuses two calls in one message: each gets a message of its own.
+    # Llama 3.1 refuses two calls in one message. Each call gets a message of its own.
     splits_calls: bool = False
-    # Mistral refuses ids that are not 9 letters and digits.
+    # Mistral refuses ids other than 9 letters and digits. Ids are shortened.
     shortens_ids: bool = False
-    # Mistral refuses a user's text behind results: the last result gets it.
+    # Mistral refuses a user's text behind results. The text is added to the last result.
     joins_results: bool = False
-    # Magistral wants thinking as a content part.
+    # Magistral takes thinking as a part of the content.
     thinks_in_content: bool = False
-    # Mistral puts the tools before the last question: they get no boundary.
+    # Mistral puts the tools before the last question. The tools get no boundary.
     moves_tools: bool = False
-    # Most templates refuse a system message within the conversation, drop it or move it to the top.
-    # It then stands in the user's turn beside it, where it stays.
+    # Most templates refuse a late system message, drop it or move it to the top. It is added to the
+    # user's turn beside it, which keeps its place.
     folds_late_system: bool = False
-    # DeepSeek wants the input as a string of JSON, not as an object.
+    # DeepSeek takes the input as a string of JSON, not as an object.
     string_arguments: bool = False
-    # An input that is no JSON object comes out as it went in. Templates that write an input key by
-    # key can't do that: they get an object with the text in it.
+    # The template writes an input that is no JSON object unchanged. A template that writes an input
+    # key by key can't do that. It gets an object with the text in it.
     writes_text: bool = False
-    # DeepSeek V3 drops calls beside any content: a turn without text has none.
+    # DeepSeek V3 drops calls beside any content. A turn without text has the content None.
     null_content: bool = False
-    # GLM-4 wants a call as a message whose metadata is the call's name.
+    # GLM-4 takes a call as a message whose metadata is the call's name.
     names_in_metadata: bool = False
-    # Kimi K2 reads the name from ids of the form `functions.NAME:INDEX` alone.
+    # Kimi K2 reads a call's name only from an id of the form `functions.NAME:INDEX`.
     names_ids: bool = False
-    # The turn's text is a message of its own before that of the calls.
+    # The turn's text is a message of its own, before the message of the calls.
     splits_text: bool = False
-    # gpt-oss names a result by the last call: each result stands right behind its call.
+    # gpt-oss gives a result the name of the last call. Each result stands right behind its call.
     interleaves: bool = False
-    # The field of a message that thinking stands in.
+    # The field of a message that has the thinking.
     thinking_key: ThinkingKey = "reasoning_content"
-    # gpt-oss refuses text beside thinking and calls: it is part of the thinking.
+    # gpt-oss refuses text beside thinking and calls. The text becomes a part of the thinking.
     merges_text: bool = False
-    # Granite 3.3's template renders no calls: they are written into the content so.
+    # Granite 3.3's template renders no calls. They are written into the content in this way. None:
+    # the template renders calls.
     written: Written | None = None
-    # DeepSeek's template renders calls and no tools: the tools then stand at the beginning of the
-    # system prompt, and behind them this, which says how to write a call.
+    # DeepSeek's template renders calls but no tools. The tools then stand at the beginning of the
+    # system prompt, followed by these instructions on how to write a call.
     call_instructions: str = ""
 
     def call_id(self, call_id: str) -> str:
-        """The id that the template gets; equal ids stay equal.
+        """The id that the template gets. Equal ids stay equal.
 
-        The end of an id of ours is kept: it is the model's own where that wrote one.
+        An id of ours keeps its end, which is the id that the model wrote if it wrote one.
         """
         if not self.shortens_ids:
             return call_id
@@ -138,19 +140,23 @@ class TemplateTraits:
 
 @dataclass(kw_only=True)
 class Conversation:
-    """A prompt whose control tokens' texts are cut; `cut` is the character that was put in."""
+    """A prompt in which the texts of control tokens are cut."""
 
     prompt: Prompt
+    # The character that cuts them.
     cut: str
     traits: TemplateTraits
 
     @cached_property
     def alphabet(self) -> MarkAlphabet:
+        """The characters for marks of this prompt."""
         return MarkAlphabet(strings_of(self.prompt))
 
     def varied(self, segment: int) -> "Conversation":
-        """The same, with something else right after one segment, for comparing renders. A text
-        grows by a mark, an input by a key. A tool loses the tools after it, or gains one.
+        """The same conversation with a difference right behind one segment.
+
+        A text grows by a mark, and an input grows by a key. The tools behind a tool are removed. If
+        it is the last tool, another one is added.
         """
         mark = self.alphabet.take()
         prompt = self.prompt
@@ -179,7 +185,7 @@ class Conversation:
         return TemplateInput(
             messages=messages,
             tools=tools,
-            # A prompt may end inside the assistant's turn, which the model goes on with.
+            # A prompt may end inside the assistant's turn. The model then continues that turn.
             add_generation_prompt=[m.role for m in self.prompt.messages[-1:]] != ["assistant"],
             thinking=thinking,
         )
@@ -204,8 +210,9 @@ def new_conversation(
 ) -> Conversation:
     """The prompt with a cut in every control token's text, so that no such text is a control token.
 
-    A text is cut as well that the template's own text could complete to one of the controls
-    `completing`. `image_text` replaces each image's reference; without one the reference is text.
+    The template's own text could complete a text of the prompt to a control token. If it is one of
+    `completing`, that text is cut too. `image_text` replaces the reference of each image. If it is
+    empty, references are text.
     """
     traits = traits or TemplateTraits()
     if not traits.writes_text:
@@ -230,9 +237,9 @@ def new_conversation(
 
 
 def _with_objects(prompt: Prompt) -> Prompt:
-    """The prompt with an object in the place of every call's input that is a text.
+    """The prompt, in which an object replaces each call's input that is a text.
 
-    This comes before control tokens' texts are cut: an escape in JSON may stand for one.
+    It is done before control tokens' texts are cut, because such a text may be escaped in JSON.
     """
     if not any(
         isinstance(part, ToolUsePart) and isinstance(part.input, str)
@@ -253,8 +260,9 @@ def _with_objects(prompt: Prompt) -> Prompt:
 
 
 def _object_of(text: str) -> dict[str, Any]:
-    """The object that a text of JSON stands for, if Python reads it. Else an object with the text
-    in it. Python also reads what no client may send as an object: raw line ends, NaN, long
+    """The object that a text of JSON stands for, as Python reads it. Else an object with the text.
+
+    Python also reads values that no client may send in an object: raw line ends, NaN, long
     integers.
     """
     with suppress(ValueError, RecursionError):
@@ -265,7 +273,7 @@ def _object_of(text: str) -> dict[str, Any]:
 
 
 def _depth_of(value: Any) -> int:
-    """How many objects and lists lie in one another, up to one more than _MAX_DEPTH."""
+    """The number of nested objects and lists. It is not counted beyond _MAX_DEPTH + 1."""
     level = [value]
     depth = 0
     while level and depth <= _MAX_DEPTH:
@@ -278,27 +286,27 @@ def _depth_of(value: Any) -> int:
 
 
 def _mapped(prompt: Prompt, change: Callable[[str], str]) -> Prompt:
-    """A prompt with every text in it changed. Some templates write ids out, so they are texts."""
+    """The prompt with every text changed. Ids are texts too, because some templates write them."""
 
-    def mapped(of: Any) -> Any:
-        # By isinstance: a `match` takes twice as long, and a prompt may have 100,000 texts.
-        if isinstance(of, str):
-            return change(of)
-        if isinstance(of, list):
-            return [mapped(inner) for inner in of]
-        if isinstance(of, dict):
-            return {change(key): mapped(value) for key, value in of.items()}
-        if isinstance(of, Message):
-            return Message(of.role, mapped(of.parts))
-        if isinstance(of, msgspec.Struct):
-            return type(of)(*(mapped(getattr(of, name)) for name in of.__struct_fields__))
-        return of
+    def mapped(value: Any) -> Any:
+        # A `match` would take twice as long, and a prompt may have 100,000 texts.
+        if isinstance(value, str):
+            return change(value)
+        if isinstance(value, list):
+            return [mapped(inner) for inner in value]
+        if isinstance(value, dict):
+            return {change(key): mapped(inner) for key, inner in value.items()}
+        if isinstance(value, Message):
+            return Message(value.role, mapped(value.parts))
+        if isinstance(value, msgspec.Struct):
+            return type(value)(*(mapped(getattr(value, name)) for name in value.__struct_fields__))
+        return value
 
     return Prompt(mapped(prompt.messages), mapped(prompt.tools), mapped(prompt.system))
 
 
 def strings_of(prompt: Prompt) -> list[str]:
-    """Every text of a prompt, the keys of its JSON too."""
+    """All texts of a prompt. They include the keys of its JSON."""
     texts: list[str] = []
 
     def add(text: str) -> str:
@@ -320,7 +328,7 @@ class _Builder:
         self._traits = traits
         self._segment = 0
         self._calls: dict[str, tuple[str, str]] = {}
-        """By the client's id: the id that the template gets, and the tool's name."""
+        """For each of the client's ids: the id that the template gets, and the tool's name."""
 
     def build(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """The template's tools and messages."""
@@ -335,7 +343,7 @@ class _Builder:
                 continue
             built = self._messages(message)
             if is_folded(message, self._prompt, self._traits):
-                # A part of the user's turn before it, or of one of its own.
+                # The text becomes a part of the user's turn before it, or a turn of its own.
                 text = _SYSTEM_PREFIX + built[0]["content"]
                 if messages and messages[-1]["role"] == "user":
                     messages[-1]["content"] += _SEPARATOR + text
@@ -343,7 +351,7 @@ class _Builder:
                     messages.append({"role": "user", "content": text})
                 folded = messages[-1]
                 continue
-            # The user's text behind it goes on in the same turn.
+            # A user's text behind a folded message continues the same turn.
             if folded and messages[-1] is folded and built and built[0]["role"] == "user":
                 folded["content"] += _SEPARATOR + built.pop(0)["content"]
             messages.extend(built)
@@ -380,13 +388,14 @@ class _Builder:
         marks = self._next_marks()
         if marks is None:
             return written
-        # Templates write out the whole tool, or its function, or its fields.
+        # A template writes the whole tool, or its function, or its fields.
         marked = mark_value(_mark_fields(function, marks.inner), marks, function)
         whole: dict[str, Any] = mark_value({**written, "function": marked}, marks, written)
         return whole
 
     def _assistant_messages(self, message: Message) -> Iterator[dict[str, Any]]:
-        """The messages of one turn of the assistant: one, but for what a template can't take."""
+        """The messages of one turn of the assistant: one message, or several if the template needs
+        that."""
         texts: list[str] = []
         thoughts: list[str] = []
         calls: list[dict[str, Any]] = []
@@ -445,7 +454,7 @@ class _Builder:
             arguments = WrittenInput(part.input if marks is None else surround(part.input, marks))
         elif marks is not None and marks.inner:
             values = dict(part.input)
-            # The last fields are those that tell where a call ends.
+            # The last fields have the marks, because they show the end of a call.
             for key, pair in zip(reversed(part.input), marks.inner[1:], strict=False):
                 values[key] = mark_value(part.input[key], pair)
             name = surround(name, marks.inner[0])
@@ -462,7 +471,7 @@ class _Builder:
         return {"id": call_id, "type": "function", "function": function}
 
     def _messages(self, message: Message) -> list[dict[str, Any]]:
-        """A user's or a system message: runs of text, and a message for each tool result."""
+        """The messages of a user's or system message: one for each run of text and tool result."""
         built: list[dict[str, Any]] = []
         texts: list[str] = []
         for part in message.parts:
@@ -490,14 +499,16 @@ class _Builder:
 
 
 def is_folded(message: Message, prompt: Prompt, traits: TemplateTraits) -> bool:
-    """Whether this is a system message within the conversation that the template can't take
-    there."""
+    """Whether this is a late system message that is added to the user's turn."""
     is_late = message.role == "system" and message is not prompt.messages[0]
     return is_late and traits.folds_late_system and bool(message.parts)
 
 
 def _interleaved(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages with one call each, every result moved behind the message of its call."""
+    """The messages, in which each result follows the message of its call.
+
+    Only results of messages with a single call are moved.
+    """
     callers = {m["tool_calls"][0]["id"] for m in messages if len(m.get("tool_calls", ())) == 1}
     results: dict[str, dict[str, Any]] = {}
     for message in messages:
@@ -515,7 +526,7 @@ def _interleaved(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _written(calls: list[dict[str, Any]], written: Written) -> str:
-    """The calls as text, for a template that renders none."""
+    """The calls as text, for a template that renders no calls."""
     before, _, behind = written.call.partition("{input}")
     texts: list[str] = []
     for function in (call["function"] for call in calls):
@@ -530,13 +541,16 @@ def _written(calls: list[dict[str, Any]], written: Written) -> str:
 
 
 def _python_literal(value: Any) -> str:
-    """Python's words for true, false and null; all else as JSON, which Python reads as well."""
+    """A value as Python. True, false and null are Python's words. Python reads the rest as JSON."""
     return repr(value) if value is None or isinstance(value, bool) else write_json(value)
 
 
 def _mark_fields(function: dict[str, Any], pairs: Sequence[SegmentMarks]) -> dict[str, Any]:
-    """A tool's function whose fields have marks of their own: name, description, parameters, and
-    the description of the last parameter, which is the last that most templates write."""
+    """A tool's function whose fields have marks of their own.
+
+    The fields are name, description, parameters, and the description of the last parameter. Most
+    templates write that description last.
+    """
     if not pairs:
         return function
     marked = dict(function)
@@ -558,15 +572,16 @@ def _mark_fields(function: dict[str, Any], pairs: Sequence[SegmentMarks]) -> dic
 
 
 MAX_COMPLETION = 2
+"""The highest level of `with_complete_tools`."""
 _DEFAULT_TYPE = "string"
 
 
 def with_complete_tools(prompt: Prompt, completion: int) -> Prompt:
-    """The prompt with its tools completed, for templates that fail on less. Level 0 completes
-    nothing, 1 a tool's own fields, 2 those of every parameter too.
+    """The prompt with its tools completed, for templates that fail on incomplete tools.
 
-    Hermes' and gpt-oss' templates read a description, Seed-OSS' the properties; Hermes' does not
-    end on a parameter of several types.
+    Level 0 completes nothing. Level 1 completes the fields of a tool. Level 2 also completes the
+    fields of each parameter. The templates of Hermes and gpt-oss need a description. Seed-OSS'
+    template needs the properties. Hermes' template does not end on a parameter of several types.
     """
     if completion == 0:
         return prompt
@@ -583,7 +598,8 @@ def with_complete_tools(prompt: Prompt, completion: int) -> Prompt:
 
 
 def _with_one_type(of: Any) -> Any:
-    """A schema with a description and one type, of several the first that is not null."""
+    """A schema with a description and one type. Of several types the first that is not null is
+    taken."""
     if not isinstance(of, dict):
         return {"type": _DEFAULT_TYPE, "description": ""}
     declared = of.get("type")
