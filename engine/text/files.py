@@ -1,5 +1,5 @@
-"""Reads a model's files about prompts, from a Hugging Face directory or hub id: tokenizer, chat
-template, end tokens."""
+"""Reads a model's tokenizer, chat template and end tokens from a Hugging Face directory or hub
+id."""
 
 import json
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ class PromptFiles:
     templates: dict[str, str]
     # The texts of special tokens, by the names that templates use, such as `eos_token`.
     special_tokens: dict[str, str]
-    # The tokens that end a turn by the model's files.
+    # The tokens that end a turn, according to the model's files.
     end_token_ids: frozenset[TokenId]
 
 

@@ -26,17 +26,12 @@ from engine.protocol import (
     ToolUseStart,
 )
 from engine.schedule.output import Spelled
+from engine.text.call_styles import find_call_style
 from engine.text.files import PromptFiles, read_prompt_files
 from engine.text.formats.calls import FormatParser
 from engine.text.formats.matching import StopFinder, StopStrings
 from engine.text.formats.proof import FormatChoice, ModelFormats, TemplateProbe, find_formats
-from engine.text.grammar import (
-    CallStyle,
-    Constraint,
-    GrammarWriter,
-    ThinkingRule,
-    find_call_style,
-)
+from engine.text.grammar import CallStyle, Constraint, GrammarWriter, ThinkingRule
 from engine.text.rendered import (
     DatedBeginning,
     KnownDays,
@@ -70,7 +65,7 @@ from engine.text.warning import warn
 def _token_end(encoded: EncodedText, character: int) -> tuple[int, bool]:
     """The tokens up to the last edge at or before a character, and whether they end exactly there.
 
-    An edge is a place between two tokens, before which no later text changes a token.
+    An edge is a place between two tokens. No later text changes the tokens before it.
     """
     if character == 0:
         return 0, True
@@ -78,14 +73,15 @@ def _token_end(encoded: EncodedText, character: int) -> tuple[int, bool]:
     assert placed is not None
     piece = placed.piece
     at = character - placed.begin
-    whole = bisect_right(piece.character_ends, at)
+    num_whole = bisect_right(piece.character_ends, at)
     # A piece's end is an edge, because a control token or nothing follows it.
-    if whole == len(piece):
-        return placed.first_token + whole, True
-    is_exact = bool(piece.edges[whole]) and (whole == 0 or piece.character_ends[whole - 1] == at)
-    while whole > 0 and not piece.edges[whole]:
-        whole -= 1
-    return placed.first_token + whole, is_exact
+    if num_whole == len(piece):
+        return placed.first_token + num_whole, True
+    ends_here = num_whole == 0 or piece.character_ends[num_whole - 1] == at
+    is_exact = bool(piece.edges[num_whole]) and ends_here
+    while num_whole > 0 and not piece.edges[num_whole]:
+        num_whole -= 1
+    return placed.first_token + num_whole, is_exact
 
 
 def _token_mask(token_ids: Collection[int], tokenizer: Tokenizer) -> bytes | None:
@@ -131,7 +127,7 @@ class TurnParser:
         """
         self.finish: FinishReason | None = None
         self.stop_sequence: str | None = None
-        # The tokens from the opening tag of thinking to the closing one, both included.
+        # The number of tokens from the opening tag of thinking to the closing tag, both included.
         self.thinking_tokens = 0
         self._detokenizer = detokenizer
         self._stops = stops
@@ -162,7 +158,8 @@ class TurnParser:
         was_thinking = self._calls.is_thinking
         if token_id in self.end_token_ids:
             self.thinking_tokens += was_thinking
-            # Calls are closed before they are counted, since one may be whole without its end tag.
+            # Calls are closed before they are counted, because a call may be whole without its end
+            # tag.
             deltas = self._close(is_cut=False)
             if self.finish is None:
                 self.finish = self._natural_end()
@@ -213,15 +210,15 @@ class TurnParser:
         """The deltas up to the first call's end, or all if calls may be parallel."""
         if not self._ends_after_call or not self._calls.num_calls:
             return deltas
-        kept = list[Delta]()
-        kept_call = False
+        first_deltas = list[Delta]()
+        has_call = False
         for delta in deltas:
             is_call = isinstance(delta, ToolUseStart | ToolInputDelta)
-            if kept_call and (not is_call or isinstance(delta, ToolUseStart)):
+            if has_call and (not is_call or isinstance(delta, ToolUseStart)):
                 break
-            kept_call = kept_call or is_call
-            kept.append(delta)
-        return kept
+            has_call = has_call or is_call
+            first_deltas.append(delta)
+        return first_deltas
 
 
 PrefixOrder = Literal["tools_first", "template"]
@@ -230,8 +227,10 @@ PrefixOrder = Literal["tools_first", "template"]
 def _opens_thinking(
     probe: TemplateProbe, formats: ModelFormats, traits: TemplateTraits
 ) -> dict[tuple[bool, bool], bool]:
-    """Whether a prompt ends inside a thinking tag, by (the model is to think, a tool result is
-    last)."""
+    """Whether a prompt ends inside the tags of thinking.
+
+    The keys are pairs: whether the model is to think, and whether a tool result is last.
+    """
     opens: dict[tuple[bool, bool], bool] = {}
     for thinking, after_result in product((False, True), repeat=2):
         opens[thinking, after_result] = formats.tags is not None and probe.opens_tag(
@@ -241,7 +240,7 @@ def _opens_thinking(
 
 
 def _within(controls: Iterable[str], markers: Collection[str]) -> set[str]:
-    """The texts of control tokens that are a part of a marker. A marker may have several tokens."""
+    """The control tokens' texts that are a part of a marker. A marker may have several tokens."""
     return {text for text in controls if any(text in marker for marker in markers)}
 
 
@@ -311,7 +310,7 @@ class ChatRenderer:
         controls = self._pieces.control_ids
         declared = {text for text, token in controls.items() if token in files.end_token_ids}
         self.formats = find_formats(probe, formats or FormatChoice(), declared)
-        # None: no format that we know fits the template. `reasoning_format` is None likewise.
+        # None: no known format fits the template. The same holds for `reasoning_format`.
         self.tool_format = self.formats.tool_format
         self.traits = probe.find_text_input(probe.find_traits(self.formats.traits))
         if self.tool_format is not None and not probe.shows_tools(self.traits):
@@ -330,8 +329,8 @@ class ChatRenderer:
         ends = {controls[text] for text in self.formats.ends if text in controls}
         no_ends = {controls[text] for text in self.formats.no_ends if text in controls}
         shown_ends = probe.find_turn_end(self.traits)
-        # The tokens that end a turn: the model's declared ones, and the one that its template
-        # writes.
+        # The tokens that end a turn: the tokens that the model declares, and the token that its
+        # template writes.
         self.end_token_ids = frozenset((files.end_token_ids | shown_ends | ends) - no_ends)
         self._opens_thinking = _opens_thinking(probe, self.formats, self.traits)
         texts = files.tokenizer.get_added_tokens_decoder().values()
@@ -360,7 +359,7 @@ class ChatRenderer:
         formats: FormatChoice | None = None,
         now: Callable[[], datetime] = datetime.now,
     ) -> "ChatRenderer":
-        """From a Hugging Face directory or hub id. Raises TemplateRefused."""
+        """The renderer of a Hugging Face directory or hub id. Raises TemplateRefused."""
         return cls(read_prompt_files(model), formats=formats, now=now)
 
     @property
@@ -373,7 +372,7 @@ class ChatRenderer:
     ) -> RenderedPrompt:
         """The prompt's tokens and segments. Raises InvalidRequest if the template refuses it.
 
-        A prompt that ends with an assistant's message ends right behind it, to be continued.
+        If the last message is an assistant's, the tokens end right behind it, to be continued.
         `scope` separates tenants in the cache of tokenized texts. With `days` a template that
         writes the date writes the day of the prompt's beginning.
         """

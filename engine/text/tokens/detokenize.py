@@ -1,7 +1,8 @@
-"""Tokens to text as they come: never half a character, never a wrong space.
+"""Turns tokens into text as they come: never half a character, never a wrong space.
 
-Also how many bytes of text one token can stand for (`longest_token_bytes`). A text of n bytes has
-at least n divided by that many tokens."""
+It also bounds the bytes of text that one token can stand for (`longest_token_bytes`). A text of n
+bytes has at least n divided by that bound tokens.
+"""
 
 import codecs
 import json
@@ -19,20 +20,23 @@ from engine.schedule.output import Spelled
 _SPACE = "\u2581"  # SentencePiece's stand-in for a space
 _BYTE_TOKEN_LENGTH = len("<0x00>")
 _NFC_SHRINKS = 3
-"""A composed character has at most so many times fewer bytes than its parts (U+1F82, U+0390)."""
+"""The parts of a composed character have at most so many times its bytes (U+1F82, U+0390)."""
 
 
 class Detokenizer(Protocol):
-    """One choice's tokens to text. `flush` returns what is left of an incomplete character at the
-    end."""
+    """Turns the tokens of one choice into text."""
 
-    def feed(self, token_id: TokenId) -> str: ...
+    def feed(self, token_id: TokenId) -> str:
+        """The text that is whole with this token."""
+        ...
 
-    def flush(self) -> str: ...
+    def flush(self) -> str:
+        """The rest of an incomplete character at the end."""
+        ...
 
 
 class Vocabulary:
-    """What each token stands for. Special tokens are silent, other added tokens are text."""
+    """The text of each token. Special tokens are silent. Other added tokens are text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -50,28 +54,34 @@ class Vocabulary:
         self._bytes_of |= {chr(256 + index): byte for index, byte in enumerate(hidden)}
 
     def with_text(self, texts: set[str]) -> "Vocabulary":
-        """The same, but these special tokens are text: an output format needs to see them."""
+        """The same vocabulary, in which these special tokens are text. Output formats need them."""
         changed = copy(self)
         names = {text.encode() for text in texts}
         changed._added = self._added | {t: name for t, name in self._names.items() if name in names}
         return changed
 
     def detokenizer(self, *, continues: bool = False) -> Detokenizer:
-        """`continues`: the text goes on with the prompt's, so that a space before it counts."""
+        """A detokenizer for one choice.
+
+        `continues` says that the text continues the prompt's text. Then a space at its beginning
+        counts.
+        """
         if self._is_byte_level or self._is_sentencepiece:
             drops_first_space = self._is_sentencepiece and not continues
             return _ByteDetokenizer(self, drops_first_space=drops_first_space)
         return _OtherDetokenizer(self._tokenizer)
 
     def spelled(self, token_id: TokenId) -> Spelled:
-        """A token by itself. A special one has its name, and is silent unless it is text here."""
+        """A token by itself. A special token has its name as text, and is silent unless it is text
+        here."""
         text = self.bytes_of(token_id)
         if not text and token_id in self._names:
             return Spelled(self._names[token_id], is_silent=True)
         return Spelled(text, is_silent=False)
 
     def bytes_of(self, token_id: TokenId) -> bytes:
-        """The bytes of a byte-level or SentencePiece-like token; none for an unknown one."""
+        """The bytes of a token of a byte-level or SentencePiece-like vocabulary; empty for an
+        unknown token."""
         added = self._added.get(token_id)
         if added is not None:
             return added
@@ -86,6 +96,8 @@ class Vocabulary:
 
 
 class _ByteDetokenizer:
+    """For byte-level and SentencePiece-like tokenizers. It decodes the bytes of tokens."""
+
     def __init__(self, vocabulary: Vocabulary, *, drops_first_space: bool) -> None:
         self._vocabulary = vocabulary
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -103,7 +115,8 @@ class _ByteDetokenizer:
 
 
 class _OtherDetokenizer:
-    """For any other tokenizer: its own decoder, which waits for whole characters."""
+    """For any other tokenizer. It uses the tokenizer's own decoder, which waits for whole
+    characters."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -117,11 +130,11 @@ class _OtherDetokenizer:
 
 
 def longest_token_bytes(tokenizer: Tokenizer) -> int:
-    """UTF-8 bytes of a text that one token stands for at most; 0 where there is no such bound.
+    """The most UTF-8 bytes of a text for which one token stands; 0 if there is no bound.
 
-    There is no bound where the tokenizer leaves text out. It does where it fuses unknown characters
-    into one token, where added tokens take the white space beside them, and maybe by a normalizer
-    that is not known here.
+    There is no bound if one token can stand for any amount of text. That is so if the tokenizer
+    fuses unknown characters into one token, or if added tokens take the white space beside them. It
+    is also assumed of a normalizer that is not known here.
     """
     parts = json.loads(tokenizer.to_str())
     factor = _factor(parts["normalizer"])
@@ -136,7 +149,7 @@ def longest_token_bytes(tokenizer: Tokenizer) -> int:
 
 
 def _factor(normalizer: Any) -> int | None:
-    """The most bytes of text that become one byte of normalized text. None: not known."""
+    """The most bytes of text that become one byte of normalized text; None: it is not known."""
     if normalizer is None:
         return 1
     match normalizer["type"]:
@@ -154,6 +167,7 @@ def _factor(normalizer: Any) -> int | None:
 
 
 def _decoder_types(decoder: Any) -> Iterator[str]:
+    """The types of a tokenizer's decoder and of the decoders in it."""
     if isinstance(decoder, dict):
         yield str(decoder.get("type"))
         for inner in decoder.get("decoders", ()):

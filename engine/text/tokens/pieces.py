@@ -1,8 +1,8 @@
-"""Text to tokens: the tokens that the tokenizer makes of the whole text in one call.
+"""Turns text into the same tokens that the tokenizer makes of the whole text in one call.
 
-The text is split before control tokens, where every tokenizer splits it too, and each *piece* is
-encoded by itself, so what was encoded before is found again. Where a client wrote the text of a
-control token, the piece is encoded by a tokenizer that knows no control tokens.
+The text is split before control tokens, because every tokenizer splits it there too. Each *piece*
+is encoded by itself, and its tokens are remembered. If a client wrote the text of a control token,
+its piece is encoded by a tokenizer without control tokens.
 """
 
 import json
@@ -21,13 +21,14 @@ from tokenizers import Encoding, Tokenizer
 from engine.cache.ids import TokenId
 from engine.errors import InvalidRequest
 
-# Special tokens are control tokens by declaration; others by looking like markup, as `<tool_call>`
-# or `[INST]` do, or by being written in the chat template. The rest (runs of spaces) is text.
+# Special tokens are control tokens. So is an added token that looks like markup, as `<tool_call>`
+# and `[INST]` do, or that the chat template writes. Other added tokens, as runs of spaces, are
+# text.
 _MARKUP = re.compile(r"[<\[].*[>\]]", re.DOTALL)
 
 
 class ControlMatch(NamedTuple):
-    """Characters [begin, end) of a text spell the control token `token_id`."""
+    """The characters [begin, end) of a text are the text of the control token `token_id`."""
 
     begin: int
     end: int
@@ -35,7 +36,7 @@ class ControlMatch(NamedTuple):
 
 
 class ControlTexts:
-    """Finds control tokens' texts. `ids` maps each text to its token."""
+    """Finds the texts of control tokens. `ids` maps each text to its token."""
 
     def __init__(self, ids: Mapping[str, TokenId]) -> None:
         self.ids = dict(ids)
@@ -51,17 +52,18 @@ class ControlTexts:
                 self._by_end.setdefault(text[-size:], []).append(text)
 
     def matches(self, text: str) -> list[ControlMatch]:
-        """Leftmost, longest and without overlaps, as tokenizers match added tokens."""
+        """The control tokens in a text: leftmost, longest and without overlaps, as tokenizers match
+        added tokens."""
         return [
             ControlMatch(match.start(), match.end(), self.ids[match.group()])
             for match in self.pattern.finditer(text)
         ]
 
     def cut(self, text: str, mark: str) -> str:
-        """The text with `mark` behind the first character of every control token's text in it.
+        """The text with `mark` behind the first character of each control token's text in it.
 
-        The mark stands inside, so that the text spells no control token even where a template
-        changes the mark. The rest is searched again: a shorter control token may begin inside.
+        The mark stands inside. So the text is no control token even if a template changes the mark.
+        A shorter control token may begin inside another one, so the search goes on there.
         """
         pieces: list[str] = []
         last = 0
@@ -75,9 +77,10 @@ class ControlTexts:
         return "".join(pieces)
 
     def completed_by(self, text: str) -> frozenset[str]:
-        """The control texts that are not in this text, but could be with template text around it.
+        """The control tokens' texts that this text could become a part of, with template text
+        around it.
 
-        A template that writes `<` + name + `>` makes `<think>` of a tool that is named `think`.
+        A template that writes `<` + name + `>` makes `<think>` of a tool with the name `think`.
         """
         text = text.strip()
         if not text:
@@ -91,9 +94,11 @@ class ControlTexts:
         return frozenset(controls)
 
     def cut_completing(self, text: str, mark: str, controls: frozenset[str]) -> str:
-        """The text with `mark` in it, if the text could be a part of one of these. A mark stands at
-        the beginning and before the last character. So each part of the text that stands in one of
-        these has a mark at its beginning or inside."""
+        """The text with `mark` in it, if it could become a part of one of these control texts.
+
+        A mark stands at the beginning and before the last character. So each part of the text that
+        could stand in a control text has a mark at its beginning or inside.
+        """
         if self.completed_by(text).isdisjoint(controls):
             return text
         body = text.strip()
@@ -101,7 +106,7 @@ class ControlTexts:
 
 
 _CACHE_BYTES = 256 * 1024 * 1024
-_ENTRY_BYTES = 300  # of an entry without its text and numbers
+_ENTRY_BYTES = 300  # the size of an entry without its text and numbers
 _SPACE = "\u2581"  # SentencePiece's stand-in for a space
 _LINE_ENDS = ("\n", "\r")
 _SAMPLE = "one two, three"
@@ -109,13 +114,12 @@ _SAMPLE = "one two, three"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A text's tokens. `character_ends[i]` characters lie before token i + 1.
-
-    `edges[i]` is 1 where no token could join the characters before token i and its own.
-    """
+    """A text's tokens."""
 
     token_ids: "array[int]"
+    # For each token the number of the text's characters up to its end.
     character_ends: "array[int]"
+    # For each token 1 if no token could join its characters with those before it, else 0.
     edges: bytearray
 
     def __len__(self) -> int:
@@ -124,9 +128,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class PlacedPiece:
-    """A piece at character `begin` of the text and at token `first_token` of its tokens."""
+    """A piece and its place in a text."""
 
+    # The character of the text at which the piece begins.
     begin: int
+    # The number of the text's tokens before the piece.
     first_token: int
     piece: Piece
 
@@ -141,13 +147,14 @@ class EncodedText:
         return list(chain.from_iterable(placed.piece.token_ids for placed in self.pieces))
 
     def piece_at(self, character: int) -> PlacedPiece | None:
-        """The piece with this character, the last one for the text's end."""
+        """The piece with this character; the last piece for the text's end; None if there are no
+        pieces."""
         index = bisect_right(self.pieces, character, key=lambda placed: placed.begin) - 1
         return self.pieces[index] if index >= 0 else None
 
 
 class PieceTokenizer:
-    """Encodes whole texts. What was encoded before is remembered, apart for every scope."""
+    """Encodes whole texts. Pieces that were encoded are remembered, separately for each scope."""
 
     def __init__(
         self,
@@ -159,7 +166,7 @@ class PieceTokenizer:
     ) -> None:
         self.tokenizer = tokenizer
         ends = frozenset(end_token_ids)
-        # Finds control tokens' texts.
+        # Finds the texts of control tokens.
         self.controls = ControlTexts(
             {
                 token.content: token_id
@@ -169,18 +176,19 @@ class PieceTokenizer:
                     token.special
                     or token_id in ends
                     or _MARKUP.fullmatch(token.content)
-                    # A word that the tokenizer keeps whole, and that the template writes, has a
-                    # meaning there.
+                    # A word that the tokenizer keeps whole has a meaning if the template writes it.
                     or (len(token.content) > 1 and token.content in template)
                 )
             }
         )
         parts = json.loads(tokenizer.to_str())
-        # The post-processor moves offsets off white space, and adds what templates write.
+        # The post-processor moves offsets away from white space. It also adds tokens that templates
+        # already write.
         parts["post_processor"] = None
         self._whole = Tokenizer.from_str(json.dumps(parts))
-        # The added tokens at which the tokenizer first splits a text. True: the token takes the
-        # white space before it.
+        # The added tokens at which the tokenizer splits a text before anything else. True: the
+        # token
+        # takes the white space before it.
         self._splitting: dict[TokenId, bool] = {
             token["id"]: token["lstrip"]
             for token in parts["added_tokens"]
@@ -193,9 +201,10 @@ class PieceTokenizer:
         self._cache = _PieceCache(cache_bytes)
 
     def encode(self, text: str, cuts: Sequence[int] = (), *, scope: str = "") -> EncodedText:
-        """The tokens of a text whose control tokens' texts are control tokens.
+        """The tokens of a text. The texts of control tokens in it become control tokens.
 
-        Those with one of `cuts` (characters, ascending) at their beginning or inside are not.
+        A text with one of `cuts` at its beginning or inside becomes no control token. `cuts` are
+        characters of the text, ascending.
         """
         owned = [
             match
@@ -203,7 +212,7 @@ class PieceTokenizer:
             if bisect_left(cuts, match.begin) == bisect_left(cuts, match.end)
         ]
         begins = [match.begin for match in owned]
-        # A text may be encoded in two parts that meet where a control token splits it.
+        # The text may be encoded in parts that meet where a control token splits it.
         borders = [0] if text else []
         for match in owned:
             takes_space = self._splitting.get(match.token_id)
@@ -228,7 +237,7 @@ class PieceTokenizer:
             if piece is not None:
                 known[key] = piece
         missing = [key for key in dict.fromkeys(keys) if key not in known]
-        # A batch frees the interpreter's lock; a single call holds it.
+        # A batch frees the interpreter's lock. A single call would hold it.
         encodings = self._whole.encode_batch([k.text for k in missing], add_special_tokens=False)
         for key, encoding in zip(missing, encodings, strict=True):
             known[key] = self._piece(key, encoding)
@@ -246,13 +255,14 @@ class PieceTokenizer:
             owned = tuple(self.controls.matches(key.text))
         begins = {match.begin: match.token_id for match in owned}
         for token_id, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            # A control token that is not the template's; one may take the white space beside it.
+            # Is it a control token that the template did not write? A token's characters may begin
+            # with white space, which it takes from its neighbour.
             if token_id in self._controls and token_id not in map(begins.get, range(begin, end)):
                 break
         else:
             ends = array("I", [end for _, end in encoding.offsets])
             return Piece(array("I", encoding.ids), ends, self._edges.of(key.text, encoding))
-        # The template's control tokens, and everything between as text.
+        # Encode the text between the template's control tokens without control tokens.
         if self._plain is None:
             self._plain = _PlainTokenizer(self._whole, self.controls)
         joined = Piece(array("I"), array("I"), bytearray())
@@ -274,19 +284,22 @@ class PieceTokenizer:
 
 
 class _Key(NamedTuple):
-    """`owned`: the control tokens in the text that are the template's. None: all of them are."""
+    """All that a piece's tokens depend on, and the scope that may know them."""
 
     scope: str
     text: str
+    # Whether the piece is the first of its text.
     is_first: bool
+    # The control tokens in the text that the template wrote; None: it wrote all of them.
     owned: tuple[ControlMatch, ...] | None = None
 
 
 class _Edges:
-    """Finds edges: the places before tokens at which no token could join what is on both sides.
+    """Finds edges: places between tokens where no token could join the characters on both sides.
 
-    A pre-tokenizer's words are never joined. A tokenizer without words (SentencePiece) may join any
-    two characters that stand side by side in a token of its vocabulary, and no others.
+    The words of a pre-tokenizer are never joined. A tokenizer without words (SentencePiece) can
+    join
+    two characters only if they stand side by side in a token of its vocabulary.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -295,11 +308,12 @@ class _Edges:
         self._has_words = len(set(words)) > 1
 
     def of(self, text: str, encoding: Encoding) -> bytearray:
-        """For each token of the text's encoding: 1 where an edge is before it, else 0.
+        """For each token of the text's encoding 1 if an edge is before it, else 0.
 
-        A token that begins with a line end counts as well: pre-tokenizers put line ends into the
-        word of the punctuation before them, and templates write them or not. Pairs are never
-        split once joined, so the tokens before such a token are those of the text without it.
+        There is also an edge before a token that begins with a line end. Pre-tokenizers put a line
+        end into the word of the punctuation before it, and templates may leave it out. Joined pairs
+        are never split again. So the tokens before such a token are the tokens of the text without
+        it.
         """
         words = encoding.word_ids
         offsets = encoding.offsets
@@ -320,7 +334,7 @@ class _Edges:
 
     @cached_property
     def _pairs(self) -> frozenset[str]:
-        """Every two neighbouring characters of a token."""
+        """All pairs of neighbouring characters in tokens."""
         parts = json.loads(self._tokenizer.to_str())
         vocabulary = parts["model"]["vocab"]
         tokens = vocabulary if isinstance(vocabulary, dict) else (text for text, _ in vocabulary)
@@ -328,13 +342,13 @@ class _Edges:
 
 
 def _neighbours(token: str) -> Iterator[str]:
-    """Every two characters of a token that stand side by side."""
+    """All pairs of characters of a token that stand side by side."""
     for index in range(len(token) - 1):
         yield token[index : index + 2]
 
 
 class _PlainTokenizer:
-    """The same tokenizer without control tokens: their texts are text."""
+    """The tokenizer without control tokens. Their texts are text."""
 
     def __init__(self, tokenizer: Tokenizer, controls: ControlTexts) -> None:
         parts = json.loads(tokenizer.to_str())
@@ -346,10 +360,10 @@ class _PlainTokenizer:
         self._behind_text = _without_prefix(parts, schemes=("first", "always"))
 
     def encode(self, text: str, *, is_first: bool) -> list[tuple[int, Encoding]]:
-        """Encodings of parts, with the character at which each begins.
+        """The encodings of the text's parts, each with the character at which it begins.
 
-        A vocabulary may hold a control token's text as an ordinary word: then the text is encoded
-        in two parts that meet inside of it. Raises InvalidRequest where it is one character.
+        A vocabulary may have a control token's text as an ordinary word. Then the text is encoded
+        in two parts that meet inside that word. Raises InvalidRequest if the word is one character.
         """
         parts: list[tuple[int, Encoding]] = []
         begin = 0
@@ -376,7 +390,7 @@ class _PlainTokenizer:
 
 
 class _PieceCache:
-    """Least recently used, bounded by bytes."""
+    """Encoded pieces, bounded by bytes. The least recently used ones are dropped first."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -397,14 +411,15 @@ class _PieceCache:
 
 
 def _size(key: _Key, piece: Piece) -> int:
+    """The bytes that a piece takes in the cache, at most."""
     return _ENTRY_BYTES + 4 * len(key.text) + 9 * len(piece)
 
 
 def _without_prefix(parts: dict[str, Any], *, schemes: tuple[str, ...]) -> Tokenizer:
-    """The tokenizer to which special tokens are text, and without the space that SentencePiece-like
-    ones put before what they see.
+    """The tokenizer with special tokens as text, and without the space it puts before a text.
 
-    `schemes`: before a prompt's `first` word only, or `always`, behind every control token.
+    SentencePiece-like tokenizers put such a space. `schemes` are the ways of putting it that are
+    dropped: `first` only before a prompt's first word, `always` also behind every control token.
     """
     changed = {name: _drop_prefix(parts[name], schemes) for name in ("normalizer", "pre_tokenizer")}
     tokenizer = Tokenizer.from_str(json.dumps({**parts, **changed}))
@@ -413,7 +428,7 @@ def _without_prefix(parts: dict[str, Any], *, schemes: tuple[str, ...]) -> Token
 
 
 def _drop_prefix(part: Any, schemes: tuple[str, ...]) -> Any:
-    """A tokenizer's part, as its JSON declares it, without what adds a prefix."""
+    """A part of a tokenizer's JSON without its prefixes of these schemes."""
     if not isinstance(part, dict):
         return part
     drops_all = "always" in schemes
