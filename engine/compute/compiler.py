@@ -1,4 +1,4 @@
-"""Loads the library of a C++ source. It was built ahead for such a processor, or is compiled here.
+"""Loads the library of a C++ source, which was built ahead or is compiled on this machine.
 
 `build` makes libraries ahead, in a folder of their own: one for each source, set of constants and
 level of the processor (`LEVELS`). A level is a published set of instructions. A library is loaded

@@ -30,7 +30,7 @@ from engine.schedule.runner import Work
 from engine.sizing import blocks_for
 
 CHECKED_LAYER = 1
-"""The layer whose values decide how far a document's copied tokens are from computed ones."""
+"""The layer in which the values of copied tokens are compared with computed values."""
 _TOKENS_A_COST = 256
 """Reading or copying so many tokens of one layer is charged as one token of prefill."""
 _COPIED_TOKENS = 4096

@@ -1,4 +1,4 @@
-"""How far approximate answers are from exact ones, on texts of the model's own.
+"""Measures how far approximate answers are from exact answers, on texts of the model's own.
 
 The model writes a few texts. The beginning of each text is made approximate: it is compressed, or
 two parts of it are computed by themselves and placed in it. The rest of the text is computed behind

@@ -42,7 +42,7 @@ class KvCodec(NamedTuple):
 
 
 def new_codec(kv_dtype: KvDtype, head_dim: int) -> KvCodec | None:
-    """The codec of a type; None where numbers are kept as they are.
+    """The codec of a type; None if numbers are kept as the model computes them.
 
     Raises NotSizable for heads that the type can't keep.
     """
@@ -185,7 +185,7 @@ class KvLayout:
 
     @property
     def codec(self) -> KvCodec | None:
-        """None where numbers are kept as the model computes them."""
+        """The codec of a head's numbers; None if they are kept as the model computes them."""
         return new_codec(self.kv_dtype, self.head_dim)
 
     @property

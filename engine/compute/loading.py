@@ -1,4 +1,4 @@
-"""From a Hugging Face directory or hub id to a model that computes with our attention.
+"""Loads a model from a Hugging Face directory or hub id, and checks that our attention is exact.
 
 Safetensors only, no remote code. A model is served only if paged attention is exact for it. Its
 configuration is checked first. Then a short prompt is computed both ways and compared.

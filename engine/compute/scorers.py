@@ -1,4 +1,4 @@
-"""Scorers choose which tokens of a prefix a layer keeps. Each one names its source and formula.
+"""Scorers choose which tokens of a prefix a layer keeps. Each scorer names its source and formula.
 
 The formulas are those of kvpress 0.5.5, except where a docstring tells a difference. A scorer gives
 scores (heads, tokens) for one layer. A token with a higher score is more worth keeping. The scorers
@@ -65,7 +65,7 @@ def chunkkv(keys: torch.Tensor, num_kept: int) -> torch.Tensor:
 
 
 def sinks(keys: torch.Tensor, num_kept: int) -> torch.Tensor:
-    """StreamingLLM (arXiv 2309.17453): the first four tokens and the last ones are kept.
+    """StreamingLLM (arXiv 2309.17453): the first four tokens and the last tokens are kept.
 
     The middle of the prefix is lost. This scorer is a control, and rarely a choice.
     """

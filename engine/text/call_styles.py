@@ -16,7 +16,7 @@ from engine.text.formats.arguments import ALL_TYPES, LiteralSyntax, TagSyntax, t
 from engine.text.formats.proof import LAST_WORD, ModelFormats
 from engine.text.formats.table import CallFormat
 from engine.text.grammar import CallStyle, GrammarWriter, is_control, json_rule
-from engine.text.template.messages import Written
+from engine.text.template.messages import CallTexts
 
 _ID = "/[a-zA-Z0-9]{9}/"
 _PLACES = {
@@ -55,44 +55,46 @@ _NOT_GUARANTEED_IN_TEXT = (
 
 def find_call_style(formats: ModelFormats, writer: GrammarWriter) -> CallStyle | None:
     """The style of a model's calls; None if the model has no format of calls."""
-    of = formats.call_format
+    call_format = formats.call_format
     proven = formats.calls
-    if of is None:
+    if call_format is None:
         return None
     turn = "" if proven is None else proven.turn
-    written = of.written[0]
-    if proven is not None and proven.written is not None and of.arguments is None:
-        written = proven.written
-    written = next((way for way in of.written if _renders(way, turn)), written)
+    call_texts = call_format.call_texts[0]
+    if proven is not None and proven.call_texts is not None and call_format.arguments is None:
+        call_texts = proven.call_texts
+    call_texts = next((way for way in call_format.call_texts if _renders(way, turn)), call_texts)
     rules: Callable[[Tool, str], list[str]] | None = None
-    if isinstance(of.arguments, TagSyntax):
-        tags = _spaced(of.arguments, turn)
+    if isinstance(call_format.arguments, TagSyntax):
+        tags = _spaced(call_format.arguments, turn)
         gap, last_gap = _gaps(tags, turn)
-        written = replace(written, call=written.call.replace("{input}", "{input}" + last_gap))
+        call_texts = replace(
+            call_texts, call=call_texts.call.replace("{input}", "{input}" + last_gap)
+        )
         rules = _TaggedRules(writer, tags, gap, is_python="True" in turn).rules
-    elif isinstance(of.arguments, LiteralSyntax):
+    elif isinstance(call_format.arguments, LiteralSyntax):
         quoted = re.search(rf"\bword=(['\"]){LAST_WORD}", turn)
         mark = '"' if quoted is None else quoted.group(1)
         rules = _LiteralRules(
             writer,
-            of.arguments,
+            call_format.arguments,
             mark,
             quotes_all=f"ratio={mark}" in turn,
             is_json="flag=true" in turn,
-            comma="," if of.arguments.quote or "count=3,flag" in turn else ", ",
+            comma="," if call_format.arguments.quote or "count=3,flag" in turn else ", ",
         ).rules
 
     return CallStyle(
-        call=lambda name, input_rule: _lark(writer, written.call, name, input_rule),
-        begin=_lark(writer, written.begin),
-        separator=_lark(writer, written.separator),
-        end=_lark(writer, written.end),
+        call=lambda name, input_rule: _lark(writer, call_texts.call, name, input_rule),
+        begin=_lark(writer, call_texts.begin),
+        separator=_lark(writer, call_texts.separator),
+        end=_lark(writer, call_texts.end),
         input_rules=rules,
-        starts=_free_starts(of, written),
+        starts=_free_starts(call_format, call_texts),
     )
 
 
-def _renders(way: Written, turn: str) -> bool:
+def _renders(way: CallTexts, turn: str) -> bool:
     """Whether the template's turn has a call in this way of writing, with any number or id."""
     parts = filter(None, _PLACE.split(way.begin + way.call + way.end))
     pattern = "".join(_PLACE_PATTERNS.get(part) or re.escape(part) for part in parts)
@@ -124,14 +126,14 @@ def _gaps(tags: TagSyntax, turn: str) -> tuple[str, str]:
     return gap, "" if last_gap.strip() else last_gap
 
 
-def _free_starts(of: CallFormat, written: Written) -> tuple[str, ...]:
+def _free_starts(call_format: CallFormat, call_texts: CallTexts) -> tuple[str, ...]:
     """The texts with which calls begin. The first is the template's own.
 
     The result is empty if the template's call begins with none of them. It is also empty if any of
     them is so short or so plain that ordinary text may have it.
     """
-    whole = written.begin + written.call
-    starts = tuple(sorted(of.starts, key=lambda start: not whole.startswith(start)))
+    whole = call_texts.begin + call_texts.call
+    starts = tuple(sorted(call_format.starts, key=lambda start: not whole.startswith(start)))
     if not starts or not whole.startswith(starts[0]):
         return ()
     for start in starts:
@@ -319,9 +321,9 @@ class _LiteralRules(_InputRules):
         return [f"{rule}: {begin} {around} {rule}_v {around}", f"{rule}_v: {value}"]
 
 
-def _refused(tool: Tool, fault: str, written: str = "them") -> SchemaRefused:
+def _refused(tool: Tool, fault: str, notation: str = "them") -> SchemaRefused:
     return SchemaRefused(
-        f"input_schema of `{tool.name}`: {fault} in the way in which this model writes {written}"
+        f"input_schema of `{tool.name}`: {fault} in the way in which this model writes {notation}"
     )
 
 

@@ -22,7 +22,7 @@ class KnownDays(msgspec.Struct, frozen=True):
     """The days that a template may write, as ISO dates."""
 
     today: str
-    # By beginning (`beginning_of`): the day of its first use, where that is not today.
+    # By beginning (`beginning_of`): the day of its first use. Beginnings of today are left out.
     earlier: dict[bytes, str] = {}
 
     def day_of(self, beginning: bytes) -> str:
@@ -45,7 +45,7 @@ def beginning_of(prompt: Prompt, scope: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class SegmentSpan:
-    """Where one segment ends in the tokens, and where the characters of its text lie.
+    """The place of a segment in the tokens, and the places of its text's characters.
 
     A segment is not exact if the tokenizer joins its last characters with the template's. Its last
     tokens then depend on the text behind it, and `end` lies before them.
@@ -57,7 +57,7 @@ class SegmentSpan:
     first_token: int = 0
     # Item i minus `begin`: the text's characters up to the end of token `first_token + i`.
     character_ends: Sequence[int] = field(default=())
-    # Where the segment's text begins, in characters of the same piece.
+    # The begin of the segment's text, in characters of the same piece.
     begin: int = 0
     # Whether the segment's last tokens are the same whatever text follows.
     is_exact: bool = True

@@ -245,7 +245,7 @@ def _within(controls: Iterable[str], markers: Collection[str]) -> set[str]:
 
 
 def _span(encoded: EncodedText, place: Place, segment: TemplateSegment) -> SegmentSpan:
-    """Where a segment lies in the tokens, by its place in the text."""
+    """The place of a segment in the tokens, by its place in the text."""
     if place.end is None:
         return SegmentSpan(None)
     end, is_exact = _token_end(encoded, place.end)
@@ -318,9 +318,9 @@ class ChatRenderer:
                 raise TemplateRefused("`tool_format`: the chat template does not render tools")
             # A template that renders calls but no tools gets the tools in the system prompt.
             instructed = replace(self.traits, call_instructions=self.formats.call_instructions)
-            is_told = probe.shows_tools(instructed)
-            self.traits = instructed if is_told else self.traits
-            self.tool_format = self.tool_format if is_told else None
+            shows_tools = probe.shows_tools(instructed)
+            self.traits = instructed if shows_tools else self.traits
+            self.tool_format = self.tool_format if shows_tools else None
         self.reasoning_format = self.formats.reasoning_format
         # Whether the tools come before the system prompt, found by a render.
         self.prefix_order: PrefixOrder = "template"

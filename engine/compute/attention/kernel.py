@@ -1,4 +1,4 @@
-"""Attention over the paged pool by kernels in Triton. The same ones do prefill and decode.
+"""Attention over the paged pool by kernels in Triton, for prefill and decode alike.
 
 Nothing is gathered, and no mask is in memory. Keys and values are read through the block table.
 Query heads that share a KV head (arXiv 2305.13245) are rows of one tile. Parts of a row are merged
@@ -26,12 +26,13 @@ from engine.schedule.runner import Work
 _WIDE_SCORES = 64
 """The rows of scores in a wide tile: query rows x heads of one KV head."""
 _KEYS = 64
-"""The keys that a tile takes at a time, of heads up to _KEYS_DIM."""
+"""The keys that a tile takes at a time, if a head is at most _KEYS_DIM wide."""
 _LEAST = 16
 """The least size of each dimension of `tl.dot`."""
 _KEYS_DIM = 128
-"""Of larger heads a tile takes fewer keys at a time. Triton holds up to three such pieces of keys
-and of values in a chip's shared memory, and smaller chips have 99 KB of it."""
+"""The widest head of which a tile takes _KEYS keys at a time. It takes fewer keys of wider heads.
+Triton holds up to three such pieces of keys and of values in a chip's shared memory, and smaller
+chips have 99 KB of it."""
 _FOUR_WARPS_BYTES = 16 * 1024
 """The most bytes of a tile's queries for four warps. A larger tile's output takes so many registers
 that it needs twice the threads."""

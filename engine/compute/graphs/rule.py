@@ -20,8 +20,8 @@ MOST_PARTS = 4096
 _LEAST_PARTS = 64
 """The least room for parts that a graph has."""
 _PARTS_STEP = 4
-"""Each size has so many times the parts of the size before. A part that a step does not need costs
-a launched program that ends at once."""
+"""The factor from the parts of one size to the parts of the next. A part that a step does not need
+costs a launched program that ends at once."""
 
 PLAIN: Mapping[str, Callable[[Work], bool]] = {
     "several tokens of a sequence, as in prefill": lambda work: len(work.token_ids) != 1,
@@ -55,7 +55,7 @@ def why_plain(works: Sequence[Work], sizes: "GraphSizes") -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class GraphSize:
-    """What one graph has room for."""
+    """The room of one graph."""
 
     # The number of rows. Each sequence that decodes has one.
     rows: int

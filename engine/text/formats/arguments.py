@@ -268,7 +268,7 @@ class CallStream:
         """End the model's turn. Return the last deltas."""
         return []
 
-    def unsaid(self) -> str:
+    def pending_text(self) -> str:
         """The text that was fed and that no delta has. It is empty once the call is started."""
         return "" if self.is_started else self._pending
 
@@ -295,8 +295,8 @@ class ArgumentStream(CallStream):
         self._name = name
         self._schema = schema
         self._keys: set[str] = set()
-        self._is_said = True
-        self._said: list[str] = []
+        self._is_first = True
+        self._fragments: list[str] = []
 
     def feed(self, text: str) -> list[Delta]:
         self._pending += text
@@ -305,12 +305,12 @@ class ArgumentStream(CallStream):
             deltas.append(self._start(self._name))
         while not self.is_over and self._step():
             pass
-        return [*deltas, *self._told()]
+        return [*deltas, *self._take_deltas()]
 
-    def _told(self) -> list[Delta]:
-        written = "".join(self._said)
-        self._said = []
-        return [ToolInputDelta(written)] if written else []
+    def _take_deltas(self) -> list[Delta]:
+        fragment = "".join(self._fragments)
+        self._fragments = []
+        return [ToolInputDelta(fragment)] if fragment else []
 
     def _step(self) -> bool:
         """Read a part of `_pending`. False if more text is needed, or if the call is over."""
@@ -318,19 +318,19 @@ class ArgumentStream(CallStream):
 
     def _begin_argument(self, key: str) -> None:
         """Begin an argument. If an argument comes twice, the first one counts."""
-        self._is_said = key not in self._keys
-        self._say((", " if self._keys else "{") + json.dumps(key, ensure_ascii=False) + ": ")
+        self._is_first = key not in self._keys
+        self._write((", " if self._keys else "{") + json.dumps(key, ensure_ascii=False) + ": ")
         self._keys.add(key)
 
-    def _say(self, written: str) -> None:
-        if self._is_said:
-            self._said.append(written)
+    def _write(self, fragment: str) -> None:
+        if self._is_first:
+            self._fragments.append(fragment)
 
-    def _say_value(self, value: Any) -> None:
-        self._say(json.dumps(value, ensure_ascii=False))
+    def _write_value(self, value: Any) -> None:
+        self._write(json.dumps(value, ensure_ascii=False))
 
     def _close(self, rest: str) -> None:
-        self._said.append("}" if self._keys else "{}")
+        self._fragments.append("}" if self._keys else "{}")
         self.has_input = True
         self.is_over = True
         self.rest = rest
@@ -419,7 +419,7 @@ class TaggedInput(ArgumentStream):
         elif self._pending.strip():
             return []
         self._close("")
-        return self._told()
+        return self._take_deltas()
 
     def _step(self) -> bool:
         if self._is_in_value:
@@ -440,7 +440,7 @@ class TaggedInput(ArgumentStream):
             self._value_close = self._syntax.close_of(self._key)
             self._passed = 0
             if self._wanted == _STRING:
-                self._say('"')
+                self._write('"')
             return True
         if isinstance(ends[0], Match):
             self._close(self._pending[ends[0].end :])
@@ -492,18 +492,18 @@ class TaggedInput(ArgumentStream):
         if self._syntax.has_lines:
             value = value.removesuffix("\n")
         if self._wanted == _STRING:
-            self._say(_escaped(value) + '"')
+            self._write(_escaped(value) + '"')
         elif self._syntax.elements:
             elements = Elements(self._syntax.elements, self._schema)
-            self._say_value(elements.value(value, schema_of(self._key, self._schema)))
+            self._write_value(elements.value(value, schema_of(self._key, self._schema)))
         else:
-            self._say_value(value_of(value, self._wanted))
+            self._write_value(value_of(value, self._wanted))
         self._is_in_value = False
 
     def _stream(self, end: int) -> None:
         """Pass on a string's characters up to `end`."""
         if self._wanted == _STRING and end > 0:
-            self._say(_escaped(self._pending[:end]))
+            self._write(_escaped(self._pending[:end]))
             self._pending = self._pending[end:]
             self._passed = max(0, self._passed - end)
 
@@ -566,7 +566,7 @@ class LiteralInput(ArgumentStream):
         elif value is not None and not isinstance(value, str) and types == _STRING:
             value = json.dumps(value, ensure_ascii=False)
         self._begin_argument(key)
-        self._say_value(value)
+        self._write_value(value)
         self._key = None
         return True
 

@@ -61,20 +61,20 @@ class JsonObjectStream:
 
     def feed(self, text: str) -> str:
         self.rest += text
-        said: list[str] = []
+        fragments: list[str] = []
         at = 0
         while at < len(self.rest) and not self.is_complete:
             step = self._read_string(at) if self._is_in_string else self._read_structure(at)
             if step is None:
                 self.is_broken = True
                 break
-            end, written = step
+            end, fragment = step
             if end == at:
                 break
-            said.append(written)
+            fragments.append(fragment)
             at = end
         self.rest = self.rest[at:]
-        return "".join(said)
+        return "".join(fragments)
 
     def _read_string(self, at: int) -> tuple[int, str]:
         """The end of the next piece of a string, and the piece. The end is `at` if more text is
@@ -388,7 +388,7 @@ class CallParser:
         deltas: list[Delta] = []
         left = self._pending
         if self._step == self._read_call:
-            left = self._call.unsaid()
+            left = self._call.pending_text()
             if not is_cut and not self._call.has_input:
                 deltas += self._call.end()
                 self.num_calls += self._call.has_input

@@ -227,7 +227,7 @@ def pattern_of(text: str) -> Pattern:
     return tuple(elements)
 
 
-def written(text: str) -> str:
+def template_text(text: str) -> str:
     """A format's text as templates write it. Its places stay."""
     return re.sub("‹[^‹›]*›|[«»]", "", text)
 

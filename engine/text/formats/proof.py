@@ -39,14 +39,14 @@ from engine.text.formats.reasoning import (
     ReasoningFormat,
     ThinkingParser,
 )
-from engine.text.formats.table import FAMILIES, TOOL_FORMATS, CallFormat, Derivation, reading
+from engine.text.formats.table import FAMILIES, TOOL_FORMATS, CallFormat, Derivation, with_ways_of
 from engine.text.rendered import TemplateRefused
 from engine.text.template.boundaries import PlacedText, place_segments
 from engine.text.template.chat_template import ChatTemplate
 from engine.text.template.messages import (
+    CallTexts,
     TemplateTraits,
     ThinkingKey,
-    Written,
     new_conversation,
     strings_of,
 )
@@ -104,7 +104,9 @@ _ANSWERED = Message("assistant", [TextPart(_ANSWER)])
 _THINKING_KEYS: tuple[ThinkingKey, ...] = (
     "reasoning_content", "thinking", "reasoning", "tool_plan", "thought"
 )  # fmt: skip
-_THINKING_MESSAGES = {name: of for name, of in MESSAGES.items() if of.thinks is not None}
+_THINKING_MESSAGES = {
+    name: syntax for name, syntax in MESSAGES.items() if syntax.thinks is not None
+}
 _TAG = re.compile(r"<[^<>\s]{1,40}>(?:thought\n)?|\[/?[A-Z_]{1,40}\]")
 
 
@@ -166,14 +168,14 @@ class TemplateProbe:
         return tool.end is not None and system.begin is not None and tool.end <= system.begin
 
     def opens_tag(
-        self, of: ReasoningFormat, traits: TemplateTraits, *, thinking: bool, after_result: bool
+        self, tags: ReasoningFormat, traits: TemplateTraits, *, thinking: bool, after_result: bool
     ) -> bool:
         """Whether the prompt of a new turn ends inside the tags of thinking."""
         prompt = Prompt(_calling([_ONE])) if after_result else Prompt([_USER])
         text = self.text(prompt, traits, thinking=thinking)
         last = _RESULT if after_result else _QUESTION
         end = "" if text is None else text.rpartition(last)[2]
-        return end.rfind(of.open) > end.rfind(of.close)
+        return end.rfind(tags.open) > end.rfind(tags.close)
 
     def find_turn_end(self, traits: TemplateTraits) -> frozenset[TokenId]:
         """The control token right behind an assistant's text; empty if there is none."""
@@ -228,7 +230,7 @@ class ProvenCalls:
     # The input of that call.
     probe: Mapping[str, Any]
     # The template's own way of writing calls; None if it could not be derived.
-    written: Written | None = None
+    call_texts: CallTexts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,11 +275,11 @@ class ModelFormats:
     @property
     def call_instructions(self) -> str:
         """Instructions on how to write a call, for a model whose template has none."""
-        of = self.call_format
-        if of is None:
+        call_format = self.call_format
+        if call_format is None:
             return ""
-        written = of.written[0]
-        call = written.begin + written.call + written.end
+        call_texts = call_format.call_texts[0]
+        call = call_texts.begin + call_texts.call + call_texts.end
         for place, word in (("{name}", "NAME"), ("{input}", "ARGUMENTS"), ("{digits}", "0")):
             call = call.replace(place, word)
         return f"To call tools write this, with the arguments as one JSON object:\n{call}"
@@ -285,8 +287,8 @@ class ModelFormats:
     @property
     def messages(self) -> MessageSyntax | None:
         """The notation of a turn's messages; None if a turn has no messages."""
-        of = self.call_format
-        messages = None if of is None else of.messages
+        call_format = self.call_format
+        messages = None if call_format is None else call_format.messages
         return messages or _THINKING_MESSAGES.get(self.reasoning_format or "")
 
     @property
@@ -297,17 +299,18 @@ class ModelFormats:
 
     @property
     def markers(self) -> frozenset[str]:
-        of = self.call_format
-        return self.thinking_markers | (frozenset() if of is None else of.markers)
+        call_format = self.call_format
+        return self.thinking_markers | (frozenset() if call_format is None else call_format.markers)
 
     def new_parser(self, request: GenerateRequest, *, is_open: bool) -> FormatParser:
         """A parser for one choice. `is_open` says that the prompt ends inside the thinking."""
         tools = request.prompt.callable_tools if request.tool_choice.mode != "none" else []
-        of = self.call_format
+        call_format = self.call_format if tools else None
         if self.messages is not None:
-            inner = of.new_parser(tools) if tools and of and of.ways else None
-            return inner or MessagesParser(self.messages, tools)
-        calls: FormatParser = of.new_parser(tools) if tools and of is not None else PlainText()
+            if call_format is not None and call_format.ways:
+                return call_format.new_parser(tools)
+            return MessagesParser(self.messages, tools)
+        calls: FormatParser = PlainText() if call_format is None else call_format.new_parser(tools)
         if self.tags is not None:
             calls = ThinkingParser(self.tags, calls, is_open=is_open)
         return calls
@@ -346,8 +349,8 @@ def find_formats(
         )
         tool_format = choice.tools
         if calls is not None:
-            of = TOOL_FORMATS[tool_format]
-            calls = ProvenCalls(tool_format, of, calls.traits, "", calls.probe)
+            call_format = TOOL_FORMATS[tool_format]
+            calls = ProvenCalls(tool_format, call_format, calls.traits, "", calls.probe)
     traits = TemplateTraits() if calls is None else calls.traits
     thinking = _ThinkingProof(probe, calls is not None).find(traits, choice.reasoning)
     messages = MESSAGES.get(tool_format or "") or _THINKING_MESSAGES.get(thinking.name or "")
@@ -394,21 +397,21 @@ def _calling(
     `text` stands before the calls, and `behind` stands after the results. The ids are like ours.
     """
     ids = [f"toolu_{'0Ab' * 7}{index:03}" for index in range(len(inputs))]
-    said: list[Part] = [TextPart(text)] if text else []
-    said += [
+    parts: list[Part] = [TextPart(text)] if text else []
+    parts += [
         ToolUsePart(call_id, names[index] if names else _NAME, call_input)
         for index, (call_id, call_input) in enumerate(zip(ids, inputs, strict=True))
     ]
     results: list[Part] = [ToolResultPart(call_id, _RESULT) for call_id in ids]
     results += [TextPart(behind)] if behind else []
-    return [_USER, Message("assistant", said), Message("user", results)]
+    return [_USER, Message("assistant", parts), Message("user", results)]
 
 
-def _reads(of: CallFormat, turn: str | None, inputs: Sequence[Any]) -> bool:
+def _reads(call_format: CallFormat, turn: str | None, inputs: Sequence[Any]) -> bool:
     """Whether the format's parser finds exactly these calls in a turn."""
-    if turn is None or of.opening not in turn:
+    if turn is None or call_format.opening not in turn:
         return False
-    parser = of.new_parser([_TOOL])
+    parser = call_format.new_parser([_TOOL])
     calls = calls_of([*parser.feed(turn), *parser.close()])
     return calls == [(_NAME, dict(call_input)) for call_input in inputs]
 
@@ -430,11 +433,13 @@ class _CallProof:
                 turn = self.turn_of([call_input], traits)
                 if turn is None or _NAME not in turn:
                     continue
-                for name, of in TOOL_FORMATS.items():
+                for name, call_format in TOOL_FORMATS.items():
                     # The prompt ends with the beginning of the turn's first message.
-                    has_start = of.messages is None or of.messages.start in prompt_end
-                    if has_start and _reads(of, turn, [call_input]):
-                        return self._complete(ProvenCalls(name, of, traits, turn, call_input))
+                    messages = call_format.messages
+                    has_start = messages is None or messages.start in prompt_end
+                    if has_start and _reads(call_format, turn, [call_input]):
+                        proven = ProvenCalls(name, call_format, traits, turn, call_input)
+                        return self._complete(proven)
         for traits in self._ways():
             # A derived format must read every kind of value of JSON.
             derived = self._derive(traits)
@@ -444,7 +449,7 @@ class _CallProof:
             ):
                 turn = self.turn_of([_INPUTS[0]], traits) or ""
                 return self._complete(ProvenCalls(DERIVED, derived, traits, turn, _INPUTS[0]))
-        return self._find_told()
+        return self._find_described()
 
     def _ways(self) -> Iterator[TemplateTraits]:
         """The ways to give a call to a template, the usual ones first."""
@@ -468,19 +473,20 @@ class _CallProof:
 
     def _complete(self, proven: ProvenCalls) -> ProvenCalls:
         """Add how the template takes turns with more than one call."""
-        of = proven.format
+        call_format = proven.format
         traits = proven.traits
         call_input = dict(proven.probe)
         # Some templates write an empty content as an empty answer. They get no content.
         bare = replace(traits, null_content=True)
         shorter = self._text([call_input], bare)
         whole = self._text([call_input], traits)
-        if len(shorter or whole or "") < len(whole or "") and self._reads(of, [call_input], bare):
+        is_shorter = len(shorter or whole or "") < len(whole or "")
+        if is_shorter and self._reads(call_format, [call_input], bare):
             traits = bare
         split = replace(traits, splits_calls=True)
         ways = (traits, split, replace(split, interleaves=True))
         two = [call_input, _OTHER_INPUT]
-        traits = next((way for way in ways if self._reads(of, two, way)), split)
+        traits = next((way for way in ways if self._reads(call_format, two, way)), split)
         if traits.splits_calls:
             # Two results of two tools: does the first one carry the second one's name?
             tools = [_TOOL, Tool("other_tool", _TOOL.input_schema, _TOOL.description)]
@@ -492,8 +498,8 @@ class _CallProof:
             if is_second and behind.count("other_tool") > 2:
                 traits = replace(traits, interleaves=True)
         apart = replace(traits, splits_text=True)
-        if not self._reads(of, [call_input], traits, _TEXT) and self._reads(
-            of, [call_input], apart, _TEXT
+        if not self._reads(call_format, [call_input], traits, _TEXT) and self._reads(
+            call_format, [call_input], apart, _TEXT
         ):
             traits = apart
         derived = self._derive(traits)
@@ -501,7 +507,7 @@ class _CallProof:
             self._in_family(proven),
             traits=traits,
             turn=self.turn_of([call_input], traits) or proven.turn,
-            written=None if derived is None else derived.written[0],
+            call_texts=None if derived is None else derived.call_texts[0],
         )
 
     @property
@@ -513,15 +519,15 @@ class _CallProof:
     def _in_family(self, proven: ProvenCalls) -> ProvenCalls:
         """The proven format, which also reads the other formats of its model's family."""
         name = proven.name
-        of = proven.format
+        call_format = proven.format
         for names in self._families:
             # Objects and lists without markup belong to no family, so they take the family's name.
             is_bare = name in ("llama3_json", "pythonic")
             name = names[0] if is_bare else name
-            of = reading(of, names)
-        return replace(proven, name=name, format=of)
+            call_format = with_ways_of(call_format, names)
+        return replace(proven, name=name, format=call_format)
 
-    def _find_told(self) -> ProvenCalls | None:
+    def _find_described(self) -> ProvenCalls | None:
         """A format for a template that writes no calls; None if there is none.
 
         It is a format that the template's instructions describe, or for which the vocabulary has
@@ -530,28 +536,30 @@ class _CallProof:
         instructions = self.probe.text(Prompt([_USER], [_TOOL]), TemplateTraits())
         if instructions is None or _NAME not in instructions:
             return None
-        of_family = set(chain.from_iterable(self._families))
+        family_names = set(chain.from_iterable(self._families))
         known = self.probe.controls.ids
-        for name, of in TOOL_FORMATS.items():
-            marks = [marker for marker in of.markers if marker.startswith("<")]
-            has_marks = of.opening in instructions and all(mark in known for mark in marks)
-            for written in of.written:
-                head = written.begin + written.call.partition("{name}")[0].rstrip('"')
+        for name, call_format in TOOL_FORMATS.items():
+            marks = [marker for marker in call_format.markers if marker.startswith("<")]
+            has_marks = call_format.opening in instructions and all(mark in known for mark in marks)
+            for call_texts in call_format.call_texts:
+                head = call_texts.begin + call_texts.call.partition("{name}")[0].rstrip('"')
                 ends_in_name = re.search(r'[<`\w].*\{"name": $', head, re.DOTALL) is not None
-                is_told = ends_in_name and head in instructions
-                if not (is_told or name in of_family or (has_marks and of.opening in known)):
+                is_described = ends_in_name and head in instructions
+                has_tokens = has_marks and call_format.opening in known
+                if not (is_described or name in family_names or has_tokens):
                     continue
-                traits = TemplateTraits(written=written)
+                traits = TemplateTraits(call_texts=call_texts)
                 for call_input in _INPUTS:
                     turn = self.turn_of([call_input], traits)
-                    if turn is not None and _reads(of, turn, [call_input]):
-                        return self._in_family(ProvenCalls(name, of, traits, turn, call_input))
+                    if turn is not None and _reads(call_format, turn, [call_input]):
+                        proven = ProvenCalls(name, call_format, traits, turn, call_input)
+                        return self._in_family(proven)
         return None
 
     def _reads(
-        self, of: CallFormat, inputs: Sequence[Any], traits: TemplateTraits, text: str = ""
+        self, call_format: CallFormat, inputs: Sequence[Any], traits: TemplateTraits, text: str = ""
     ) -> bool:
-        return _reads(of, self.turn_of(inputs, traits, text=text), inputs)
+        return _reads(call_format, self.turn_of(inputs, traits, text=text), inputs)
 
     def ends_behind(self, proven: ProvenCalls) -> frozenset[str]:
         """The text of the control token right behind a call's markup; empty if text stands there.
@@ -612,9 +620,9 @@ class _ThinkingProof:
         names = [n for n in known if wanted in ("auto", n)]
         if wanted == "auto":
             # Several formats have the same tags. The template's source shows which one is meant.
-            hinted = {n for n, tags in REASONING_FORMATS.items() if tags.told_by}
-            told_of = {n for n in hinted if REASONING_FORMATS[n].told_by in source}
-            excluded = (hinted - told_of) | ({"think"} if told_of else set())
+            hinted = {n for n, tags in REASONING_FORMATS.items() if tags.template_text}
+            named = {n for n in hinted if REASONING_FORMATS[n].template_text in source}
+            excluded = (hinted - named) | ({"think"} if named else set())
             names = [n for n in names if n not in excluded]
         ways = [replace(traits, thinking_key=key) for key in _THINKING_KEYS]
         for way in (*ways, replace(traits, thinks_in_content=True)):
@@ -683,14 +691,14 @@ class _ThinkingProof:
         return prompt, answered[turn_begin(prompt, answered) :].partition(_RESULT)[0]
 
 
-def _reads_thought(turn: str, end: str, of: ReasoningFormat | MessageSyntax | None) -> bool:
+def _reads_thought(turn: str, end: str, notation: ReasoningFormat | MessageSyntax | None) -> bool:
     """Whether a format's parser finds exactly the thinking in a turn. `end` is the prompt's end."""
-    match of:
+    match notation:
         case ReasoningFormat():
-            is_open = end.rfind(of.open) > end.rfind(of.close)
-            parser: FormatParser = ThinkingParser(of, PlainText(), is_open=is_open)
+            is_open = end.rfind(notation.open) > end.rfind(notation.close)
+            parser: FormatParser = ThinkingParser(notation, PlainText(), is_open=is_open)
         case MessageSyntax():
-            parser = MessagesParser(of, [_TOOL])
+            parser = MessagesParser(notation, [_TOOL])
         case None:
             return False
     deltas = [*parser.feed(turn), *parser.close()]

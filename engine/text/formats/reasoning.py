@@ -128,7 +128,7 @@ class MessagesParser:
         is_header = self._is_header(pending)
         if self._is_in_header and (is_header or is_cut or not pending.strip()):
             pending = "" if is_header is not False else pending
-        deltas = self._said(pending.rstrip() if self.is_thinking else pending)
+        deltas = self._deltas_of(pending.rstrip() if self.is_thinking else pending)
         return deltas if self._inner is None else [*deltas, *self._inner.close(is_cut=is_cut)]
 
     def _is_header(self, text: str) -> bool | None:
@@ -185,7 +185,7 @@ class MessagesParser:
         kept = max(overlap(pending, end) for end in (*self._syntax.ends, start) if end)
         at, end = min(ends, default=(len(pending) - kept, ""))
         body = pending[:at].rstrip() if self.is_thinking else pending[:at]
-        deltas += self._said(body)
+        deltas += self._deltas_of(body)
         if not ends:
             self._pending = pending[len(body) :]
             return False
@@ -196,7 +196,7 @@ class MessagesParser:
         self._num_ended += 1
         return True
 
-    def _said(self, text: str) -> list[Delta]:
+    def _deltas_of(self, text: str) -> list[Delta]:
         if self._call is not None:
             return []
         if self.is_thinking and not self._is_begun:
@@ -219,7 +219,7 @@ class ReasoningFormat:
     # Whether a prompt without thinking ends behind the first tag of the wrapper.
     opens_answer: bool = False
     # A text in the templates of models that write the wrapper.
-    told_by: str = ""
+    template_text: str = ""
 
     @property
     def markers(self) -> frozenset[str]:
@@ -232,10 +232,10 @@ REASONING_FORMATS = {
         "<think>",
         "</think>",
         ("<response>", "</response>"),
-        told_by="<response></response>",
+        template_text="<response></response>",
     ),
     "hunyuan": ReasoningFormat(
-        "<think>", "</think>", ("<answer>\n", "\n</answer>"), told_by="<|extra_4|>"
+        "<think>", "</think>", ("<answer>\n", "\n</answer>"), template_text="<|extra_4|>"
     ),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
     "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>"),

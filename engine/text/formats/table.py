@@ -26,15 +26,15 @@ from engine.text.formats.calls import (
     PlainText,
     starts_of,
 )
-from engine.text.formats.matching import SPACE, Maybe, Space, pattern_of, places_of, written
+from engine.text.formats.matching import SPACE, Maybe, Space, pattern_of, places_of, template_text
 from engine.text.formats.reasoning import MESSAGES, MessagesParser, MessageSyntax
-from engine.text.template.messages import Written
+from engine.text.template.messages import CallTexts
 
 _LIST = Space(",;")
 """The text between the calls of a list."""
 
 
-def _syntax(way: Written, arguments: TagSyntax | LiteralSyntax | None) -> CallSyntax:
+def _syntax(way: CallTexts, arguments: TagSyntax | LiteralSyntax | None) -> CallSyntax:
     """The markup by which calls are read that are written in this way."""
     head, _, tail = way.call.replace("{more}", "").partition("{input}")
     opens = way.begin.rstrip()
@@ -61,7 +61,7 @@ def _syntax(way: Written, arguments: TagSyntax | LiteralSyntax | None) -> CallSy
         arguments = replace(arguments, end=tail[0])
         tail = tail[1:]
     elif arguments is not None:
-        others = (written(closes),) if closes else ()
+        others = (template_text(closes),) if closes else ()
         arguments = replace(arguments, end=tail.strip(), others=others)
         tail = ""
     return CallSyntax(
@@ -97,7 +97,7 @@ class CallFormat:
     """How a model writes calls, and how they are read."""
 
     # The ways in which templates write calls. A model's way is the first that its template renders.
-    written: tuple[Written, ...]
+    call_texts: tuple[CallTexts, ...]
     # The ways in which calls are read. Models write in more ways than templates do.
     ways: tuple[CallSyntax, ...] = ()
     # The texts of the format's markup. They may be control tokens.
@@ -130,7 +130,7 @@ class CallFormat:
 
 
 def format_of(
-    *ways: Written, arguments: TagSyntax | LiteralSyntax | None = None, **flags: Any
+    *ways: CallTexts, arguments: TagSyntax | LiteralSyntax | None = None, **flags: Any
 ) -> CallFormat:
     """A format from its texts, which may have the optional parts of `pattern_of`.
 
@@ -142,12 +142,12 @@ def format_of(
         if syntax not in syntaxes:
             syntaxes.append(syntax)
     return CallFormat(
-        written=tuple(
-            Written(
-                call=written(way.call),
-                begin=written(way.begin),
-                separator=written(way.separator),
-                end=written(way.end),
+        call_texts=tuple(
+            CallTexts(
+                call=template_text(way.call),
+                begin=template_text(way.begin),
+                separator=template_text(way.separator),
+                end=template_text(way.end),
                 assign=arguments.assign if isinstance(arguments, LiteralSyntax) else "",
             )
             for way in ways
@@ -161,19 +161,24 @@ def _markers(ways: Sequence[CallSyntax]) -> frozenset[str]:
     return frozenset[str]().union(*(way.markers for way in ways))
 
 
-def reading(of: CallFormat, others: Sequence[str]) -> CallFormat:
+def with_ways_of(call_format: CallFormat, others: Sequence[str]) -> CallFormat:
     """The format, which also reads what the `others` of the table read."""
-    ways = list(of.ways)
+    ways = list(call_format.ways)
     for name in others:
         ways.extend(TOOL_FORMATS[name].ways)
     unique = tuple(way for at, way in enumerate(ways) if way not in ways[:at])
-    return replace(of, ways=unique, markers=of.markers | _markers(unique))
+    return replace(call_format, ways=unique, markers=call_format.markers | _markers(unique))
 
 
-def _in_messages(name: str, *ways: Written, calls: CallFormat | None = None) -> CallFormat:
+def _in_messages(name: str, *ways: CallTexts, calls: CallFormat | None = None) -> CallFormat:
     messages = MESSAGES[name]
-    of = calls or CallFormat(written=ways)
-    return replace(of, written=ways, messages=messages, markers=of.markers | messages.markers)
+    call_format = calls or CallFormat(call_texts=ways)
+    return replace(
+        call_format,
+        call_texts=ways,
+        messages=messages,
+        markers=call_format.markers | messages.markers,
+    )
 
 
 def _between(
@@ -184,7 +189,7 @@ def _between(
     arguments: TagSyntax | LiteralSyntax | None = None,
     **flags: Any,
 ) -> CallFormat:
-    way = Written(begin=begin, call=call, separator=separator, end=end)
+    way = CallTexts(begin=begin, call=call, separator=separator, end=end)
     return format_of(way, arguments=arguments, **flags)
 
 
@@ -194,9 +199,9 @@ _PARAMETERS = '{"name": "{name}", "parameters": {input}}'
 
 def _objects(opening: str, closing: str, *more: str) -> CallFormat:
     """`OPENING[{"name": …, "arguments": …}, …]CLOSING`. `more` are openings without a closing."""
-    ways = [Written(begin=f"{opening}[", call=_OBJECT, separator=", ", end=f"]{closing}")]
+    ways = [CallTexts(begin=f"{opening}[", call=_OBJECT, separator=", ", end=f"]{closing}")]
     for start in more:
-        ways.append(Written(begin=f"{start}[", call=_OBJECT, separator=", ", end="]"))
+        ways.append(CallTexts(begin=f"{start}[", call=_OBJECT, separator=", ", end="]"))
     return format_of(*ways)
 
 
@@ -217,7 +222,7 @@ def _gemma(opening: str, closing: str, quote: str) -> CallFormat:
 
 def _qwen3_coder(opens: str, closes: str, *, has_lines: bool) -> CallFormat:
     ways = [
-        Written(
+        CallTexts(
             begin=f"{opens}\n",
             call="<function={name}>\n{input}</function>",
             separator=f"\n{closes}{between}{opens}\n",
@@ -253,7 +258,7 @@ _CALL = "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end�
 TOOL_FORMATS: dict[str, CallFormat] = {
     "hermes": format_of(
         *(
-            Written(
+            CallTexts(
                 begin=f"<tool_call>{line}",
                 call=_OBJECT,
                 separator=f"{line}</tool_call>{between}<tool_call>{line}",
@@ -264,7 +269,7 @@ TOOL_FORMATS: dict[str, CallFormat] = {
     ),
     "mistral": format_of(
         *(
-            Written(
+            CallTexts(
                 begin=f"[TOOL_CALLS]{space}[",
                 call='{"name": "{name}", "arguments": {input}{more}}',
                 separator=", ",
@@ -272,13 +277,13 @@ TOOL_FORMATS: dict[str, CallFormat] = {
             )
             for space in (" ", "")
         ),
-        Written(call="[TOOL_CALLS]‹\n›{name}‹\n›«[CALL_ID]‹\n›{id}‹\n›»«[ARGS]»{input}"),
-        Written(call="[TOOL_CALLS]{name}[ARGS]{input}"),
+        CallTexts(call="[TOOL_CALLS]‹\n›{name}‹\n›«[CALL_ID]‹\n›{id}‹\n›»«[ARGS]»{input}"),
+        CallTexts(call="[TOOL_CALLS]{name}[ARGS]{input}"),
     ),
     "llama3_json": replace(
         format_of(
             *(
-                Written(call=call, separator="; ")
+                CallTexts(call=call, separator="; ")
                 for call in (
                     _PARAMETERS,
                     '{"type": "function", "name": "{name}", "parameters": {input}}',
@@ -304,15 +309,15 @@ TOOL_FORMATS: dict[str, CallFormat] = {
     "internlm2": _between("<|action_start|><|plugin|>\n", _PARAMETERS, "<|action_end|>"),
     "openai": _in_messages(
         "openai",
-        Written(call=" to=functions.{name}<|channel|>commentary json<|message|>{input}<|call|>"),
-        Written(
+        CallTexts(call=" to=functions.{name}<|channel|>commentary json<|message|>{input}<|call|>"),
+        CallTexts(
             call="<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
             "{input}<|call|>"
         ),
     ),
     "muse": _in_messages(
         "muse",
-        Written(
+        CallTexts(
             call=' to={name}<|message|><atem:function_calls>\n<atem:invoke name="{name}">\n'
             "{input}</atem:invoke>\n</atem:function_calls>",
             separator="<|eom|><|start|>assistant",
@@ -320,17 +325,17 @@ TOOL_FORMATS: dict[str, CallFormat] = {
         calls=_invoke("atem:function_calls", "atem:"),
     ),
     "functionary_v3": _in_messages(
-        "functionary_v3", Written(call="{name}\n{input}", separator=">>>")
+        "functionary_v3", CallTexts(call="{name}\n{input}", separator=">>>")
     ),
-    "glm4": _in_messages("glm4", Written(call="{name}\n{input}", separator="<|assistant|>")),
+    "glm4": _in_messages("glm4", CallTexts(call="{name}\n{input}", separator="<|assistant|>")),
     "gigachat3": _in_messages(
-        "gigachat3", Written(call=f"<|message_sep|>\n\nfunction call<|role_sep|>\n{_OBJECT}")
+        "gigachat3", CallTexts(call=f"<|message_sep|>\n\nfunction call<|role_sep|>\n{_OBJECT}")
     ),
     "qwen3_coder": _qwen3_coder("<tool_call>", "</tool_call>", has_lines=True),
     "seed_oss": _qwen3_coder("<seed:tool_call>", "</seed:tool_call>", has_lines=False),
     "glm45": format_of(
         *(
-            Written(call=f"<tool_call>‹\n›{{name}}{line}{{input}}</tool_call>", separator=line)
+            CallTexts(call=f"<tool_call>‹\n›{{name}}{line}{{input}}</tool_call>", separator=line)
             for line in ("\n", "")
         ),
         arguments=TagSyntax(open="<arg_key>{key}</arg_key>\n<arg_value>", close="</arg_value>"),
@@ -373,7 +378,7 @@ TOOL_FORMATS: dict[str, CallFormat] = {
     ),
     "gemma4": _gemma("<|tool_call>", "<tool_call|>", '<|"|>'),
     "functiongemma": _gemma("<start_function_call>", "<end_function_call>", "<escape>"),
-    "functionary": format_of(Written(call="<function={name}>{input}</function>")),
+    "functionary": format_of(CallTexts(call="<function={name}>{input}</function>")),
     "cohere": _between(
         "<|START_ACTION|>[\n    ",
         '{"tool_call_id": "{digits}", "tool_name": "{name}", "parameters": {input}}',
@@ -392,8 +397,8 @@ TOOL_FORMATS: dict[str, CallFormat] = {
     "jamba": _objects("<tool_calls>", "</tool_calls>"),
     # A list stands alone or in a block of code.
     "xlam": format_of(
-        Written(begin="[", call=_OBJECT, separator=", ", end="]"),
-        Written(begin="```‹json›\n[\n    ", call=_OBJECT, separator=",\n    ", end="\n]\n```"),
+        CallTexts(begin="[", call=_OBJECT, separator=", ", end="]"),
+        CallTexts(begin="```‹json›\n[\n    ", call=_OBJECT, separator=",\n    ", end="\n]\n```"),
         knows_names=True,
     ),
 }
@@ -403,8 +408,8 @@ FAMILIES = {
     "<|/tool_call|>": ("phi4_mini_json",),
     "<|tool_call_start|>": ("lfm2", "lfm2_json"),
 }
-"""By a control token: the formats in which a model with that token writes calls. Its template may
-write only one of them."""
+"""The formats in which a model writes calls if it has this control token. Its template may write
+only one of them."""
 
 
 Show = Callable[[Sequence[dict[str, Any]]], str | None]
@@ -457,13 +462,13 @@ class Derivation:
             return None
         begin, end = place
         middle = None if double is None else self._between_inputs(double)
-        written = _written(self._atoms(single[:begin]), self._behind(single[end:]), middle)
-        if written is None:
+        call_texts = _call_texts(self._atoms(single[:begin]), self._behind(single[end:]), middle)
+        if call_texts is None:
             return None
-        head, _, tail = written.call.partition("{input}")
+        head, _, tail = call_texts.call.partition("{input}")
         if '"name"' in head and object_begin(head, tail) is None:
             return None
-        return _usable(format_of(written, is_opened=bool(written.begin)))
+        return _usable(format_of(call_texts, is_opened=bool(call_texts.begin)))
 
     def _between_inputs(self, double: str) -> _Atoms | None:
         """The markup between the inputs of a turn's two calls; None if they are no JSON."""
@@ -502,8 +507,10 @@ class Derivation:
             if double.startswith(third, at):
                 middle = self._atoms(double[len(begin) : at])[:-num_open]
         behind = self._behind(rest[len(close) :])
-        written = _written(before[: len(before) - num_open], behind, middle, closed[len(close) :])
-        if written is None or not written.call.partition("{input}")[2].strip():
+        call_texts = _call_texts(
+            before[: len(before) - num_open], behind, middle, closed[len(close) :]
+        )
+        if call_texts is None or not call_texts.call.partition("{input}")[2].strip():
             return None
         has_lines = assign.endswith("\n") and close.startswith("\n")
         if has_lines:
@@ -521,7 +528,7 @@ class Derivation:
             kinds=kinds,
             has_cdata="<![CDATA[<x>&\n]]>" in with_markup,
         )
-        return _usable(format_of(written, arguments=tags, is_opened=bool(written.begin)))
+        return _usable(format_of(call_texts, arguments=tags, is_opened=bool(call_texts.begin)))
 
     def _kinds(self, assign: str, close: str) -> Mapping[str, str] | None:
         """The tag's word for each JSON type; empty if the tag has no such word.
@@ -566,9 +573,9 @@ class Derivation:
         ]
 
 
-def _written(
+def _call_texts(
     before: _Atoms, behind: _Atoms, middle: _Atoms | None, gap: str = ""
-) -> Written | None:
+) -> CallTexts | None:
     """The texts of calls, from the markup `before` and `behind` the input of a single call.
 
     `middle` is the markup between the inputs of two calls; None if it is not known. `gap` is the
@@ -585,7 +592,7 @@ def _written(
     head = before[len(before) - num_head :]
     if head.count("{name}") != 1:
         return None
-    return Written(
+    return CallTexts(
         begin="".join(before[: len(before) - num_head]),
         call="".join(head) + "{input}" + "".join(behind[:num_tail]).removeprefix(gap),
         separator="".join(rest[num_tail:]),
@@ -605,11 +612,13 @@ def _find_json(text: str, value: Mapping[str, Any], begin: int = 0) -> tuple[int
     return None
 
 
-def _usable(of: CallFormat) -> CallFormat | None:
+def _usable(call_format: CallFormat) -> CallFormat | None:
     """The format; None if its calls can't be distinguished from text or from each other."""
-    if not of.starts or any(len(s) < _MIN_MARKER or s[0].isalnum() for s in of.starts):
+    if not call_format.starts or any(
+        len(s) < _MIN_MARKER or s[0].isalnum() for s in call_format.starts
+    ):
         return None
-    return None if re.sub(r"[\s,;]", "", of.written[0].separator) else of
+    return None if re.sub(r"[\s,;]", "", call_format.call_texts[0].separator) else call_format
 
 
 def _num_alike(left: Sequence[str], right: Sequence[str]) -> int:

@@ -59,7 +59,7 @@ ThinkingKey = Literal["reasoning_content", "thinking", "reasoning", "tool_plan",
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class CallTexts:
     """How a model writes calls, as texts with places.
 
     The places are `{name}`, `{input}`, `{digits}`, `{id}` and `{more}`. The model chooses the
@@ -120,7 +120,7 @@ class TemplateTraits:
     merges_text: bool = False
     # Granite 3.3's template renders no calls. They are written into the content in this way. None:
     # the template renders calls.
-    written: Written | None = None
+    call_texts: CallTexts | None = None
     # DeepSeek's template renders calls but no tools. The tools then stand at the beginning of the
     # system prompt, followed by these instructions on how to write a call.
     call_instructions: str = ""
@@ -358,8 +358,8 @@ class _Builder:
         if traits.interleaves:
             messages = _interleaved(messages)
         if tools and traits.call_instructions:
-            written = "\n".join(write_json(tool["function"]) for tool in tools)
-            heading = _TOOLS_HEADING + written + _SEPARATOR + traits.call_instructions
+            tool_lines = "\n".join(write_json(tool["function"]) for tool in tools)
+            heading = _TOOLS_HEADING + tool_lines + _SEPARATOR + traits.call_instructions
             tools = []
             system = _SEPARATOR.join(filter(None, [heading, system]))
         if system and not self._traits.folds_system:
@@ -384,13 +384,13 @@ class _Builder:
         if tool.description is not None:
             function["description"] = tool.description
         function["parameters"] = tool.input_schema
-        written = {"type": "function", "function": function}
+        declaration = {"type": "function", "function": function}
         marks = self._next_marks()
         if marks is None:
-            return written
+            return declaration
         # A template writes the whole tool, or its function, or its fields.
         marked = mark_value(_mark_fields(function, marks.inner), marks, function)
-        whole: dict[str, Any] = mark_value({**written, "function": marked}, marks, written)
+        whole: dict[str, Any] = mark_value({**declaration, "function": marked}, marks, declaration)
         return whole
 
     def _assistant_messages(self, message: Message) -> Iterator[dict[str, Any]]:
@@ -412,8 +412,8 @@ class _Builder:
         text = _SEPARATOR.join(texts)
         thought = _SEPARATOR.join(thoughts)
         traits = self._traits
-        if calls and traits.written is not None:
-            text = text + _written(calls, traits.written)
+        if calls and traits.call_texts is not None:
+            text = text + _calls_as_text(calls, traits.call_texts)
             calls = []
         if calls and text and thought and traits.merges_text:
             thought = thought + _SEPARATOR + text
@@ -525,19 +525,19 @@ def _interleaved(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return ordered
 
 
-def _written(calls: list[dict[str, Any]], written: Written) -> str:
+def _calls_as_text(calls: list[dict[str, Any]], call_texts: CallTexts) -> str:
     """The calls as text, for a template that renders no calls."""
-    before, _, behind = written.call.partition("{input}")
+    before, _, behind = call_texts.call.partition("{input}")
     texts: list[str] = []
     for function in (call["function"] for call in calls):
         arguments = write_json(function["arguments"])
-        if written.assign and not isinstance(function["arguments"], str):
+        if call_texts.assign and not isinstance(function["arguments"], str):
             arguments = ", ".join(
-                f"{key}{written.assign}{_python_literal(value)}"
+                f"{key}{call_texts.assign}{_python_literal(value)}"
                 for key, value in function["arguments"].items()
             )
         texts.append(before.replace("{name}", function["name"]) + arguments + behind)
-    return written.begin + written.separator.join(texts) + written.end
+    return call_texts.begin + call_texts.separator.join(texts) + call_texts.end
 
 
 def _python_literal(value: Any) -> str:
@@ -591,25 +591,28 @@ def with_complete_tools(prompt: Prompt, completion: int) -> Prompt:
         if not isinstance(schema["properties"], dict):
             schema["properties"] = {}
         if completion == MAX_COMPLETION:
-            fields = {name: _with_one_type(of) for name, of in schema["properties"].items()}
+            fields = {
+                name: _with_one_type(property_schema)
+                for name, property_schema in schema["properties"].items()
+            }
             schema = {"required": [], **schema, "properties": fields}
         tools.append(Tool(tool.name, schema, tool.description or ""))
     return msgspec.structs.replace(prompt, tools=tools)
 
 
-def _with_one_type(of: Any) -> Any:
+def _with_one_type(schema: Any) -> Any:
     """A schema with a description and one type. Of several types the first that is not null is
     taken."""
-    if not isinstance(of, dict):
+    if not isinstance(schema, dict):
         return {"type": _DEFAULT_TYPE, "description": ""}
-    declared = of.get("type")
+    declared = schema.get("type")
     types = [declared] if isinstance(declared, str) else declared
     names = [t for t in types if isinstance(t, str)] if isinstance(types, list) else []
     kind = next((t for t in names if t != "null" or t is declared), _DEFAULT_TYPE)
-    whole = {"description": "", **of, "type": kind}
-    if isinstance(of.get("items"), dict):
-        whole["items"] = _with_one_type(of["items"])
-    if isinstance(of.get("properties"), dict):
-        inner = of["properties"].items()
+    whole = {"description": "", **schema, "type": kind}
+    if isinstance(schema.get("items"), dict):
+        whole["items"] = _with_one_type(schema["items"])
+    if isinstance(schema.get("properties"), dict):
+        inner = schema["properties"].items()
         whole["properties"] = {name: _with_one_type(value) for name, value in inner}
     return whole

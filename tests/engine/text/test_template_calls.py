@@ -139,7 +139,7 @@ def _composed(model: ChatRenderer, turn: Turn, tool_uses: list[ToolUsePart]) -> 
         elif isinstance(part, TextPart):
             said += part.text
     assert of is not None
-    separator = of.written[0].separator if model.traits.splits_calls else ""
+    separator = of.call_texts[0].separator if model.traits.splits_calls else ""
     if separator:
         markups = [from_call(model, written(model, [call])).strip() for call in tool_uses]
         return said + separator.join(markups)
@@ -192,7 +192,7 @@ def forced_texts(model: ChatRenderer, arguments: dict[str, Any]) -> Iterator[str
         "{digits}": "0",
         "{more}": "",
     }
-    for way in of.written:
+    for way in of.call_texts:
         text = way.begin + way.call + way.end
         for place, value in fill.items():
             text = text.replace(place, value)
