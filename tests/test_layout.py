@@ -256,8 +256,8 @@ def test_the_layers_hold() -> None:
     lint = shutil.which("lint-imports", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if lint is None:
         pytest.skip("import-linter is not installed; scripts/check runs it")
-    done = subprocess.run([lint, "--no-cache"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = subprocess.run([lint, "--no-cache"], cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 @pytest.mark.parametrize(
@@ -271,10 +271,10 @@ def test_the_layers_hold() -> None:
 )
 def test_an_import_brings_no_heavy_library(module: str, absent: list[str]) -> None:
     code = f"import {module}, sys; print(*[m for m in {absent!r} if m in sys.modules])"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == ""
+    assert process.stdout.strip() == ""
 
 
 @pytest.mark.parametrize("room", ["engine/cache/", "engine/schedule/"])

@@ -73,8 +73,8 @@ class Recipe:
         if not interpreter.exists():
             return None
         program = f"from importlib.metadata import version; print(version({self.package!r}))"
-        done = subprocess.run([interpreter, "-c", program], capture_output=True, text=True)
-        return done.stdout.strip() or None
+        process = subprocess.run([interpreter, "-c", program], capture_output=True, text=True)
+        return process.stdout.strip() or None
 
 
 def call(name: str, arguments: Mapping[str, Any]) -> str:

@@ -282,9 +282,9 @@ def execute(recipe: Recipe, folder: Path, room: Path, relay: Relay) -> tuple[int
     printed = ""
     status = 0
     try:
-        for run_status, said in runs:
+        for run_status, output in runs:
             status = run_status
-            printed += said
+            printed += output
     finally:
         if recipe.after:
             run(recipe.after)
@@ -293,8 +293,8 @@ def execute(recipe: Recipe, folder: Path, room: Path, relay: Relay) -> tuple[int
 
 def run_all(recipe: Recipe, run: Run) -> Iterator[tuple[int, str]]:
     for command in (recipe.before, recipe.command, *recipe.resumed):
-        status, said = run(command) if command else (0, "")
-        yield status, said
+        status, output = run(command) if command else (0, "")
+        yield status, output
         if status != 0:
             return
 
@@ -318,7 +318,7 @@ def run_command(
 ) -> tuple[int, str]:
     """The exit status, -1 where it did not end in SECONDS, and what was printed."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             words,
             cwd=work,
             env=environment,
@@ -330,9 +330,9 @@ def run_command(
             timeout=SECONDS,
         )
     except subprocess.TimeoutExpired as late:
-        said = (late.stdout or b"").decode(errors="replace")
-        return -1, f"{said}\nnot over in {SECONDS} s"
-    return done.returncode, done.stdout
+        output = (late.stdout or b"").decode(errors="replace")
+        return -1, f"{output}\nnot over in {SECONDS} s"
+    return process.returncode, process.stdout
 
 
 def settled(url: str) -> list[Row]:
@@ -363,7 +363,7 @@ def judge(
     offering = [exchange.answer for exchange in exchanges if exchange.has_tools or not recipe.tool]
     talk = [row for row in rows if any(hex_of(row) in answer for answer in offering)]
     prompts = sum(row[name] for row in talk[1:] for name in TOKENS)
-    read = sum(row["cache_read_tokens"] for row in talk[1:])
+    read_tokens = sum(row["cache_read_tokens"] for row in talk[1:])
     is_picture_sent = any(_PICTURE.search(exchange.body) for exchange in exchanges)
     has_seen = [
         bool(_PICTURE.search(exchange.body)) for exchange in exchanges if exchange.has_tools
@@ -382,7 +382,7 @@ def judge(
         and len(talk) >= num_turns_of(recipe),
         turns=len(talk),
         beside=len(rows) - len(talk),
-        share=read / prompts if prompts else None,
+        share=read_tokens / prompts if prompts else None,
         lengths=lengths,
         refusals=[exchange for exchange in exchanges if exchange.is_refused],
         printed=printed,

@@ -37,11 +37,11 @@ class ScriptedCore(VllmCore):
             self._num_turns[order.scope] += 1
             name = f"turn {self._num_turns[order.scope]}"
         text = self._script.get(name, "scripted")
-        written = self._renderer.tokenizer.encode(text, add_special_tokens=False).ids
-        written += sorted(self._renderer.end_token_ids)[:1]
+        token_ids = self._renderer.tokenizer.encode(text, add_special_tokens=False).ids
+        token_ids += sorted(self._renderer.end_token_ids)[:1]
         async for output in super().generate(order, directive):
-            yield replace(output, token_ids=written if output.token_ids else [])
-            written = []
+            yield replace(output, token_ids=token_ids if output.token_ids else [])
+            token_ids = []
 
 
 def load(settings: Settings, progress: Progress) -> VllmParts:

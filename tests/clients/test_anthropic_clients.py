@@ -75,8 +75,8 @@ def unmark(message: Any) -> None:
 def langchain_turn(usage: Any) -> Turn:
     details = usage["input_token_details"]
     # One or the other, so that their sum counts nothing twice.
-    written = details["cache_creation"] + details.get("ephemeral_5m_input_tokens", 0)
-    return Turn(usage["input_tokens"], details["cache_read"], written)
+    written_tokens = details["cache_creation"] + details.get("ephemeral_5m_input_tokens", 0)
+    return Turn(usage["input_tokens"], details["cache_read"], written_tokens)
 
 
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["run", "stream"])
@@ -162,6 +162,6 @@ def test_instructor(service: Service) -> None:
 
 
 def anthropic_turn(usage: Any) -> Turn:
-    read = usage.cache_read_input_tokens
-    written = usage.cache_creation_input_tokens
-    return Turn(usage.input_tokens + read + written, read, written)
+    read_tokens = usage.cache_read_input_tokens
+    written_tokens = usage.cache_creation_input_tokens
+    return Turn(usage.input_tokens + read_tokens + written_tokens, read_tokens, written_tokens)

@@ -32,7 +32,7 @@ def packages() -> Path:
 
 
 def test_every_answer_passes_the_javascript_sdks_schemas(service: Service, packages: Path) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         ["node", "answers.mjs", service.url, service.key],
         cwd=packages,
         capture_output=True,
@@ -40,10 +40,10 @@ def test_every_answer_passes_the_javascript_sdks_schemas(service: Service, packa
         timeout=900,
         env={**os.environ, "AI_SDK_LOG_WARNINGS": "false"},
     )
-    results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(results) >= 20, done.stdout + done.stderr
+    results = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("{")]
+    assert len(results) >= 20, process.stdout + process.stderr
     assert [result for result in results if not result["ok"]] == []
-    assert done.returncode == 0
+    assert process.returncode == 0
 
 
 FIELD = re.compile(r"^    (\w+)\??:", re.MULTILINE)

@@ -100,5 +100,5 @@ def test_through_the_openai_provider(service: Service, is_streamed: bool) -> Non
 def exact(response: Any) -> Turn:
     """What was read of entries and written to them, told from what merely happened to be there."""
     cached = response.usage.prompt_tokens_details.cached_tokens
-    read = cached - response.holdfast["automatic_tokens"]
-    return Turn(response.usage.prompt_tokens, read, response.holdfast["written_tokens"])
+    read_tokens = cached - response.holdfast["automatic_tokens"]
+    return Turn(response.usage.prompt_tokens, read_tokens, response.holdfast["written_tokens"])

@@ -43,7 +43,7 @@ def test_llm_anthropic(service: Service, is_streamed: bool) -> None:
     turns = []
     for response in conversation.responses:
         usage = response.usage()
-        read = usage.details["cache_read_input_tokens"]
-        written = usage.details["cache_creation_input_tokens"]
-        turns.append(Turn(usage.input + read + written, read, written))
+        read_tokens = usage.details["cache_read_input_tokens"]
+        written_tokens = usage.details["cache_creation_input_tokens"]
+        turns.append(Turn(usage.input + read_tokens + written_tokens, read_tokens, written_tokens))
     assert_append_only(turns)

@@ -64,8 +64,8 @@ def refuse(engine: Engine, content: bytes, path: str = "generate") -> dict[str, 
 
 def test_the_calls_are_those_of_the_protocol() -> None:
     page = (ROOT / "engine" / "PROTOCOL.md").read_text()
-    written = set(re.findall(r"^\| `(GET|POST|DELETE) /v1/([a-z/{}]+)", page, re.MULTILINE))
-    assert written == {(method, path.replace(":str}", "}")) for method, path in CALLS}
+    told_calls = set(re.findall(r"^\| `(GET|POST|DELETE) /v1/([a-z/{}]+)", page, re.MULTILINE))
+    assert told_calls == {(method, path.replace(":str}", "}")) for method, path in CALLS}
 
 
 @pytest.mark.parametrize(("method", "path"), [route for route in ROUTES if route[1] not in PROBES])

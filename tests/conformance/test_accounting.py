@@ -157,10 +157,10 @@ def test_a_prefix_below_the_minimum_is_neither_written_nor_read(engine: Engine) 
     conversation = prompt(engine.text(50), engine.text(20))
     end = engine.ends(conversation)[0]
     there = engine.written_state
-    for minimum, state, read in ((end + 1, "none", 0), (end, there, 0), (end, there, end)):
+    for minimum, state, read_tokens in ((end + 1, "none", 0), (end, there, 0), (end, there, end)):
         started = engine.ask(conversation, scope, 0, minimum=minimum).started
         (report,) = started.breakpoints
-        assert (report.state, started.usage.cache_read_tokens) == (state, read)
+        assert (report.state, started.usage.cache_read_tokens) == (state, read_tokens)
         if state == "none":
             assert report.reason == started.miss_reason == report.missed == "below_minimum"
             assert report.min_cache_tokens == minimum

@@ -67,9 +67,9 @@ def test_a_forced_call_is_made_and_validates(engine: Engine) -> None:
     need(engine, "forced_tools")
     choice = ToolChoice("tool", "other", parallel=False)
     reply = answer(engine, with_tools(engine, choice, TOOLS))
-    [(name, written)] = calls(reply)
+    [(name, arguments)] = calls(reply)
     assert name == "other" and reply.text() == ""
-    jsonschema.validate(json.loads(written), SCHEMA)
+    jsonschema.validate(json.loads(arguments), SCHEMA)
     assert reply.finished[0].reason == "tool_use"
 
 
@@ -80,8 +80,8 @@ def test_every_choice_of_a_forced_request_calls(engine: Engine) -> None:
     sampling = msgspec.structs.replace(request.sampling, num_choices=3, temperature=1.5, seed=3)
     reply = answer(engine, msgspec.structs.replace(request, sampling=sampling))
     for choice in range(3):
-        [(_, written)] = calls(reply, choice)
-        jsonschema.validate(json.loads(written), SCHEMA)
+        [(_, arguments)] = calls(reply, choice)
+        jsonschema.validate(json.loads(arguments), SCHEMA)
 
 
 def test_demands_do_not_touch_who_runs_beside_them(engine: Engine) -> None:

@@ -108,10 +108,10 @@ def test_a_cancelled_answer_ends_its_stream_properly(slow_engine: Engine) -> Non
     with engine.stream(request) as stream:
         stream.start()
         assert engine.cancel(request.request_id)
-        *_, finished, done = stream.rest().frames
+        *_, finished, last = stream.rest().frames
     assert isinstance(finished, Finished) and finished.reason == "cancelled"
-    assert isinstance(done, Done)
-    assert engine.unacknowledged()[request.request_id].output_tokens == done.output_tokens
+    assert isinstance(last, Done)
+    assert engine.unacknowledged()[request.request_id].output_tokens == last.output_tokens
 
 
 def test_a_cancelled_waiting_request_writes_nothing(slow_engine: Engine) -> None:

@@ -82,8 +82,14 @@ def test_a_model_is_drawn_from_as_its_makers_recommend_where_the_client_says_not
         pytest.skip("declares backend synthetic: no model's files")
     model = tmp_path / "model"
     copytree(MODEL, model)
-    said = {"temperature": 2.0, "top_k": 1, "min_p": 0.5, "repetition_penalty": 50.0, "top_p": None}
-    (model / "generation_config.json").write_text(json.dumps(said))
+    config = {
+        "temperature": 2.0,
+        "top_k": 1,
+        "min_p": 0.5,
+        "repetition_penalty": 50.0,
+        "top_p": None,
+    }
+    (model / "generation_config.json").write_text(json.dumps(config))
     with new_engine(backend, "fast", MODEL=str(model)) as engine:
         assert engine.description.default_sampling == Sampling(
             max_tokens=None, temperature=2.0, top_k=1, min_p=0.5, repetition_penalty=50.0

@@ -36,9 +36,9 @@ def test_a_strict_tool_is_called_by_its_schema_once_the_model_begins_a_call(engi
     need(engine, "penalties")
     for seed in range(3):
         reply = ask(engine, [STRICT], temperature=2.0, seed=seed, logit_bias={CALL: 100.0})
-        [(name, written)] = calls(reply)
+        [(name, arguments)] = calls(reply)
         assert name == "get_weather"
-        jsonschema.validate(json.loads(written), SCHEMA)
+        jsonschema.validate(json.loads(arguments), SCHEMA)
         assert reply.started.unheld == []
 
 
@@ -63,9 +63,9 @@ def test_a_named_tool_takes_no_room_in_the_prompt_and_may_be_forced(engine: Engi
     named = msgspec.structs.replace(request.prompt, named_tools=[later])
     assert engine.count(named).input_tokens == engine.count(request.prompt).input_tokens
     reply = answer(engine, msgspec.structs.replace(request, prompt=named))
-    [(name, written)] = calls(reply)
+    [(name, arguments)] = calls(reply)
     assert name == "later"
-    jsonschema.validate(json.loads(written), SCHEMA)
+    jsonschema.validate(json.loads(arguments), SCHEMA)
 
 
 def test_an_assistant_message_at_the_end_is_continued(engine: Engine) -> None:

@@ -144,18 +144,18 @@ def add_time_avoided(table_: Table, page: str, facts: Facts, app: AppTest) -> No
     """SQL: each engine's reads by the time of its token. Outside: the tokens below it."""
     name = "Prefill time avoided"
     value, below = card(app, name)
-    read = {
+    read_tokens = {
         engine: facts.value("COALESCE(SUM(cache_read_tokens), 0)", f"engine = 'engine-{engine}'")
         for engine in (NATIVE, KILLED)
     }
-    times = {engine: token_seconds(facts, engine) for engine in read}
-    known = [read[engine] * time for engine, time in times.items() if time is not None]
+    times = {engine: token_seconds(facts, engine) for engine in read_tokens}
+    known = [read_tokens[engine] * time for engine, time in times.items() if time is not None]
     sql = formats.seconds(sum(known) if known else None)
     table_.add(page, name, value, sql=sql)
-    unknown = sum(read[engine] for engine, time in times.items() if time is None)
+    unknown = sum(read_tokens[engine] for engine, time in times.items() if time is None)
     more = f", {formats.compact(unknown)} of them not timed" if unknown else ""
     outside = sum(turn.read for turn in facts.turns)
-    sentence = f"{formats.compact(sum(read.values()))} tokens read{more}"
+    sentence = f"{formats.compact(sum(read_tokens.values()))} tokens read{more}"
     counted = f"{formats.compact(outside)} tokens read{more}"
     table_.add(page, f"{name}, below", below, sql=sentence, outside=counted)
 
@@ -246,13 +246,13 @@ TWICE = "prefix IN (SELECT prefix FROM turns GROUP BY prefix HAVING COUNT(*) > 1
 
 def read_per_write(turns: Sequence[Sent]) -> float:
     """The sum over prefixes of the tokens that were read of each that was written."""
-    read = Counter[tuple[str, str]]()
-    written = Counter[tuple[str, str]]()
+    reads = Counter[tuple[str, str]]()
+    writes = Counter[tuple[str, str]]()
     for turn in turns:
         key = turn.workspace, turn.prefix
-        read[key] += turn.read
-        written[key] += turn.written
-    return sum(read[key] / written[key] for key in written)
+        reads[key] += turn.read
+        writes[key] += turn.written
+    return sum(reads[key] / writes[key] for key in writes)
 
 
 def living(facts: Facts) -> list[Sent]:

@@ -148,14 +148,14 @@ def add_prefixes(table_: Table, facts: Facts, app: AppTest) -> None:
     value = card(app, "Leases")[0]
     table_.add("prefixes", "Leases", value, sql=str(len(leased)), outside=str(granted))
     tokens = sum(entry["tokens"] for entry in leased)
-    written = sum(turn.written for turn in alive)
+    written_tokens = sum(turn.written for turn in alive)
     value = card(app, "Tokens held")[0]
     table_.add(
         "prefixes",
         "Tokens held",
         value,
         sql=formats.compact(tokens),
-        outside=formats.compact(written),
+        outside=formats.compact(written_tokens),
     )
     sentence = said(app, "markdown").partition("**")[2].partition("**")[0]
     texts = len({(turn.workspace, turn.prefix) for turn in alive if turn.written})
@@ -246,11 +246,11 @@ def add_fleet(table_: Table, facts: Facts, app: AppTest) -> None:
     turns = 0
     for life in range(NUM_KILLS + 1):
         of_life = facts.of(engine=KILLED, life=life)
-        written = [turn for turn in of_life if turn.written]
-        lost = [turn for turn in written if seen[turn.workspace, turn.prefix]]
+        writing_turns = [turn for turn in of_life if turn.written]
+        lost = [turn for turn in writing_turns if seen[turn.workspace, turn.prefix]]
         outside += sum(turn.written for turn in lost)
         turns += len(lost)
-        seen.update((turn.workspace, turn.prefix) for turn in written)
+        seen.update((turn.workspace, turn.prefix) for turn in writing_turns)
     label = "Written again"
     value, below = card(app, label)
     table_.add("fleet", label, value, sql=formats.compact(again), outside=formats.compact(outside))

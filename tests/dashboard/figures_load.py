@@ -138,8 +138,11 @@ class Load:
         headers = headers_of(self.keys[workspace])
         if ttl == "30m":
             content = [{"type": "text", "text": rules, "prompt_cache_breakpoint": PLAIN}]
-            said = [{"role": "system", "content": content}, {"role": "user", "content": question}]
-            body = {"messages": said, "prompt_cache_options": PLAIN, "max_tokens": output}
+            messages = [
+                {"role": "system", "content": content},
+                {"role": "user", "content": question},
+            ]
+            body = {"messages": messages, "prompt_cache_options": PLAIN, "max_tokens": output}
             reply = self._post(CHAT, headers, engine, body)
             usage = reply.raise_for_status().json()["usage"]
             prompt = usage["prompt_tokens"]
@@ -148,32 +151,40 @@ class Load:
         elif ttl == "12h":
             mark = {**PLAIN, "ttl": ttl}
             content = [{"type": "input_text", "text": rules, "prompt_cache_breakpoint": mark}]
-            said = [{"role": "system", "content": content}, {"role": "user", "content": question}]
-            body = {"input": said, "prompt_cache_options": mark, "max_output_tokens": output}
+            messages = [
+                {"role": "system", "content": content},
+                {"role": "user", "content": question},
+            ]
+            body = {"input": messages, "prompt_cache_options": mark, "max_output_tokens": output}
             reply = self._post(RESPONSES, headers, engine, body)
             usage = reply.raise_for_status().json()["usage"]
             prompt = usage["input_tokens"]
             counts = self._counts_of(prompt, usage["input_tokens_details"], about, rules)
             output = int(usage["output_tokens"])
         else:
-            said = [{"role": "user", "content": question}]
-            body = {"messages": said, "system": marked(rules, ttl), "max_tokens": output}
+            messages = [{"role": "user", "content": question}]
+            body = {"messages": messages, "system": marked(rules, ttl), "max_tokens": output}
             if is_stream:
                 usage = self._streamed(headers, engine, body)
             else:
                 reply = self._post(MESSAGES, headers, engine, body)
                 usage = reply.raise_for_status().json()["usage"]
-            written = usage["cache_creation"][f"ephemeral_{ttl}_input_tokens"]
-            counts = (usage["input_tokens"], usage["cache_read_input_tokens"], written)
+            written_tokens = usage["cache_creation"][f"ephemeral_{ttl}_input_tokens"]
+            counts = (usage["input_tokens"], usage["cache_read_input_tokens"], written_tokens)
             output = int(usage["output_tokens"])
         self._take(about, rules, counts, output)
 
     def _take(
         self, about: dict[str, Any], rules: str, counts: Sequence[int], output: int | None
     ) -> None:
-        input_tokens, read, written = counts
+        input_tokens, read_tokens, written_tokens = counts
         sent = Sent(
-            **about, prefix=rules, input=input_tokens, read=read, written=written, output=output
+            **about,
+            prefix=rules,
+            input=input_tokens,
+            read=read_tokens,
+            written=written_tokens,
+            output=output,
         )
         self.turns.append(sent)
 
@@ -181,22 +192,22 @@ class Load:
         self, prompt: int, details: dict[str, int], about: dict[str, Any], rules: str
     ) -> tuple[int, int, int]:
         """Tokens neither read nor written, read, and written, by usage of OpenAI's APIs."""
-        written = details["cache_write_tokens"]
+        written_tokens = details["cache_write_tokens"]
         # Beyond the prefix it came out of memory without a mark.
         known = self._known(about["workspace"], about["engine"], rules)
-        read = min(details["cached_tokens"], known)
-        return prompt - read - written, read, written
+        read_tokens = min(details["cached_tokens"], known)
+        return prompt - read_tokens - written_tokens, read_tokens, written_tokens
 
     def _known(self, workspace: str, engine: int, rules: str) -> int:
         """The tokens of a prefix that was written in this life of the engine."""
         life = self._life_of(engine)
-        written = (
+        lengths = (
             turn.written
             for turn in self.turns
             if (turn.workspace, turn.engine, turn.life, turn.prefix)
             == (workspace, engine, life, rules)
         )
-        return max(written, default=0)
+        return max(lengths, default=0)
 
     def _life_of(self, engine: int) -> int:
         return self.life if engine == KILLED else 0
@@ -255,27 +266,27 @@ class Load:
         workspace = self.chance.choice(WORKSPACES)
         rules = rules_of(workspace, NATIVE, 0)
         self.number += 1
-        said = [{"role": "user", "content": f"{self.number}: go on"}]
-        body = {"messages": said, "system": marked(rules, "5m"), "max_tokens": 2000}
+        messages = [{"role": "user", "content": f"{self.number}: go on"}]
+        body = {"messages": messages, "system": marked(rules, "5m"), "max_tokens": 2000}
         usage = self._streamed(headers_of(self.keys[workspace]), NATIVE, body, most=2)
-        written = usage["cache_creation"]["ephemeral_5m_input_tokens"]
-        counts = (usage["input_tokens"], usage["cache_read_input_tokens"], written)
+        written_tokens = usage["cache_creation"]["ephemeral_5m_input_tokens"]
+        counts = (usage["input_tokens"], usage["cache_read_input_tokens"], written_tokens)
         about = {"workspace": workspace, "engine": NATIVE, "life": 0, "ttl": "5m"}
         self._take(about, rules, counts, None)
 
     def fail(self) -> None:
         """Only the engine knows that the prompt is too long with its roles."""
         workspace = self.chance.choice(WORKSPACES)
-        said = [{"role": "user", "content": "x" * 4 * (CONTEXT_TOKENS - 1)}]
+        messages = [{"role": "user", "content": "x" * 4 * (CONTEXT_TOKENS - 1)}]
         headers = headers_of(self.keys[workspace])
-        reply = self._post(MESSAGES, headers, KILLED, {"messages": said, "max_tokens": 5})
+        reply = self._post(MESSAGES, headers, KILLED, {"messages": messages, "max_tokens": 5})
         assert reply.status_code == 400, reply.text
         self.failed[workspace, KILLED] += 1
 
     def refuse(self) -> None:
         """A body with a wrong value, and a key that nobody has."""
-        said = [{"role": "user", "content": "q"}]
-        body = {"messages": said, "max_tokens": -1}
+        messages = [{"role": "user", "content": "q"}]
+        body = {"messages": messages, "max_tokens": -1}
         key = self.keys[self.chance.choice(WORKSPACES)]
         assert self._post(MESSAGES, headers_of(key), NATIVE, body).status_code == 400
         assert self._post(MESSAGES, headers_of("sk-nobody"), NATIVE, body).status_code == 401
@@ -294,8 +305,8 @@ class Load:
             self.fleet.kill(KILLED)
             usages = [stream.result() for stream in streams]
         for workspace, usage in zip(WORKSPACES, usages, strict=True):
-            written = usage["cache_creation"]["ephemeral_5m_input_tokens"]
-            counts = (usage["input_tokens"], usage["cache_read_input_tokens"], written)
+            written_tokens = usage["cache_creation"]["ephemeral_5m_input_tokens"]
+            counts = (usage["input_tokens"], usage["cache_read_input_tokens"], written_tokens)
             about = {"workspace": workspace, "engine": KILLED, "life": self.life, "ttl": "5m"}
             self._take({**about, "is_cut": True}, rules_of(workspace, KILLED, 0), counts, 0)
         eventually(lambda: self.fleet.num_ready() == 1)
@@ -305,9 +316,9 @@ class Load:
 
     def _cut(self, workspace: str, running: Callable[[], object]) -> dict[str, Any]:
         """The usage of a stream that its engine's end cuts."""
-        said = [{"role": "user", "content": "go on and on"}]
+        messages = [{"role": "user", "content": "go on and on"}]
         system = marked(rules_of(workspace, KILLED, 0), "5m")
-        body = {"messages": said, "system": system, "max_tokens": CUT_OUTPUT}
+        body = {"messages": messages, "system": system, "max_tokens": CUT_OUTPUT}
         return self._streamed(headers_of(self.keys[workspace]), KILLED, body, running=running)
 
     def outputs(self) -> dict[int, int]:

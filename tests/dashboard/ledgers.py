@@ -129,7 +129,7 @@ def many() -> Iterator[Row]:
     for number in range(NUM_MANY):
         moment = start + timedelta(days=30) * (number / NUM_MANY)
         workspace = f"team-{chance.randrange(12):02}"
-        read = chance.choice((0, 4000, 20_000))
+        read_tokens = chance.choice((0, 4000, 20_000))
         shared = chance.random() < 0.5
         yield turn(
             number,
@@ -139,10 +139,10 @@ def many() -> Iterator[Row]:
             engine=chance.choice(("engine-0", "engine-1")),
             model=chance.choice(("m", "n")),
             input=chance.randrange(600),
-            read=read,
-            write_5m=0 if read else 4000,
-            first_token_seconds=0.05 if read else 0.9,
-            miss_reason=None if read else "ttl_expired",
+            read=read_tokens,
+            write_5m=0 if read_tokens else 4000,
+            first_token_seconds=0.05 if read_tokens else 0.9,
+            miss_reason=None if read_tokens else "ttl_expired",
             prefix=f"{chance.randrange(500):016x}" if shared else None,
             prefix_ttl="5m" if shared else None,
         )

@@ -83,8 +83,8 @@ def test_where_nobody_asked_anything_nothing_is_ticked(untouched: Site) -> None:
     with untouched.visit() as visit:
         for path in ("/", "/why", "/fleet", "/advice"):
             page = visit.open(f"{path}?range=1h")
-            said = visit.text()
-            assert "Nothing missed" not in said, path
+            page_text = visit.text()
+            assert "Nothing missed" not in page_text, path
             assert page.get_by_text("check_circle").count() == 0, path
         visit.open("/why?range=1h")
         assert "Nothing was asked in the last hour" in visit.text()
@@ -98,10 +98,10 @@ def test_a_name_that_nobody_has_is_said_to_be_unknown(site: Site, name: str) -> 
     with site.visit() as visit:
         for path in ("/", "/savings", "/requests", "/why"):
             visit.open(f"{path}?range=1h&{name}=no-such-thing")
-            said = visit.text()
-            assert f"The gateway knows no {name} of this name:\n" in said, path
-            assert "no-such-thing" in said
-            assert "request fills it" not in said, path
+            page_text = visit.text()
+            assert f"The gateway knows no {name} of this name:\n" in page_text, path
+            assert "no-such-thing" in page_text
+            assert "request fills it" not in page_text, path
         visit.open("/savings?range=1h&workspace=default")
         assert "The gateway knows no" not in visit.text()
         assert "With a key of the chosen workspace, this request fills it" in visit.text()

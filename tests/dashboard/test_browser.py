@@ -126,10 +126,10 @@ def test_what_to_change_stands_under_the_cards_while_the_page_refreshes(admin: V
     line = first.bounding_box()
     assert cards and chart and line and cards["y"] < line["y"] < chart["y"]
     count = lines.count()
-    said = page.get_by_text("Updated").inner_text()
+    update_text = page.get_by_text("Updated").inner_text()
     for _ in range(2):
-        page.get_by_text(said).wait_for(state="detached", timeout=WAIT_MS)
-        said = page.get_by_text("Updated").inner_text()
+        page.get_by_text(update_text).wait_for(state="detached", timeout=WAIT_MS)
+        update_text = page.get_by_text("Updated").inner_text()
         assert first.is_visible()
         assert lines.count() == count
         assert page.locator(".st-key-week_body").count() == 1, "it is drawn in one place"
@@ -237,8 +237,8 @@ def test_a_turn_that_read_is_no_miss_and_each_marker_has_its_reason(
     old = f"Of old. {BOOK}"
     new = "A new question. " * 40
     with Anthropic(base_url=site.gateway, api_key=key, max_retries=0, timeout=120) as client:
-        for said in ([], marked(new)):
-            content = [{"type": "text", "text": "What is a lease?"}, *said]
+        for system in ([], marked(new)):
+            content = [{"type": "text", "text": "What is a lease?"}, *system]
             message = client.messages.create(
                 model="holdfast-demo",
                 max_tokens=8,
@@ -383,9 +383,9 @@ def grid(page: Any, column: str) -> list[dict[str, str]]:
 
 def test_the_id_of_any_dialect_opens_its_request(site: Site, admin: Visit) -> None:
     options = {"model": "synthetic", "max_tokens": 4}
-    said = [{"role": "user", "content": "What is a lease?"}]
+    messages = [{"role": "user", "content": "What is a lease?"}]
     bodies: dict[str, dict[str, Any]] = {
-        "/v1/chat/completions": {**options, "messages": said},
+        "/v1/chat/completions": {**options, "messages": messages},
         "/v1/responses": {"model": "synthetic", "max_output_tokens": 16, "input": "Why?"},
         "/v1beta/models/synthetic:generateContent": {
             "contents": [{"role": "user", "parts": [{"text": "What is a lease?"}]}],
@@ -393,7 +393,7 @@ def test_the_id_of_any_dialect_opens_its_request(site: Site, admin: Visit) -> No
         },
     }
     ids = []
-    batch = {"requests": [{"custom_id": "a", "params": {**options, "messages": said}}]}
+    batch = {"requests": [{"custom_id": "a", "params": {**options, "messages": messages}}]}
     headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
     with httpx.Client(base_url=site.gateway, headers=headers, timeout=120) as http:
         for path, body in bodies.items():

@@ -77,8 +77,8 @@ def turns(seed: int) -> Iterator[Row]:
         if kind == 5 and number % 3 == 0:
             tokens |= {"price": None, "model": "unpriced"}
         if kind in (0, 5) and number % 4 == 0:
-            written = length if kind == 0 else 0
-            tokens["automatic_tokens"] = chance.randrange(written + tokens["input"] + 1)
+            written_tokens = length if kind == 0 else 0
+            tokens["automatic_tokens"] = chance.randrange(written_tokens + tokens["input"] + 1)
         engine = f"engine-{number % 2}"
         tokens |= {"engine": engine, "epoch": f"{engine}-{'old' if hours > 12 else 'new'}"}
         if kind < 5:
@@ -251,10 +251,10 @@ def test_requests(figures: Figures, overview: AppTest) -> None:
 def test_prefill_avoided(figures: Figures, overview: AppTest) -> None:
     """For each engine its reads by the time of its token. A part has what it adds to the whole."""
     reads = figures.rows(f"SELECT engine, {READS} FROM turns", clauses="GROUP BY engine")
-    parts = {engine: read * TOKEN_SECONDS.get(engine, 0.0) for engine, read in reads}
+    parts = {engine: read_tokens * TOKEN_SECONDS.get(engine, 0.0) for engine, read_tokens in reads}
     value, below = card(overview, "Prefill time avoided")
     assert value == formats.seconds(sum(parts.values()))
-    unknown = sum(read for engine, read in reads if engine not in TOKEN_SECONDS)
+    unknown = sum(read_tokens for engine, read_tokens in reads if engine not in TOKEN_SECONDS)
     line = f"{formats.compact(figures.value(READS))} tokens read"
     assert below == (f"{line}, {formats.compact(unknown)} of them not timed" if unknown else line)
     for engine in TOKEN_SECONDS:
@@ -285,19 +285,19 @@ def test_first_token_times_are_of_one_model_and_prompt_length(
 
 def test_the_chart_of_tokens_says_their_sums(figures: Figures, overview: AppTest) -> None:
     """What was in memory without a marker is a class of its own, and no part of the computed."""
-    written = "(cache_write_5m_tokens + cache_write_1h_tokens)"
-    read, five, hour, plain, automatic = figures.row(
+    writes_sql = "(cache_write_5m_tokens + cache_write_1h_tokens)"
+    read_tokens, five, hour, plain, automatic = figures.row(
         f"""{READS}, SUM(cache_write_5m_tokens), SUM(cache_write_1h_tokens), SUM(input_tokens),
-            SUM(MAX(automatic_tokens - {written}, 0))"""
+            SUM(MAX(automatic_tokens - {writes_sql}, 0))"""
     )
     assert automatic > 0
     assert alts(overview) == [
-        f"Prompt tokens over time: {read:,} read, {five:,} written for 5 minutes,"
+        f"Prompt tokens over time: {read_tokens:,} read, {five:,} written for 5 minutes,"
         f" 0 written for 30 minutes, {hour:,} written for 1 hour, 0 written for 12 hours,"
         f" {automatic:,} reused automatically, {plain - automatic:,} computed and not written."
     ]
     assert bars(overview, 0).groupby("class")["amount"].sum().to_dict() == {
-        "Read from cache": read,
+        "Read from cache": read_tokens,
         "Written, 5 minutes": five,
         "Written, 1 hour": hour,
         "Reused automatically": automatic,
@@ -337,8 +337,8 @@ def test_miss_reasons_lead_to_as_many_requests_as_were_counted(
 def test_each_marker_that_was_not_read_is_counted_once(figures: Figures, overview: AppTest) -> None:
     marks = [
         mark["missed"]
-        for (written,) in figures.rows("SELECT marks FROM turns", where="marks IS NOT NULL")
-        for mark in json.loads(written)
+        for (turn_marks,) in figures.rows("SELECT marks FROM turns", where="marks IS NOT NULL")
+        for mark in json.loads(turn_marks)
         if mark["missed"]
     ]
     grew = marks.count("grew")
@@ -347,8 +347,10 @@ def test_each_marker_that_was_not_read_is_counted_once(figures: Figures, overvie
 
 
 def test_the_hero_says_what_was_not_computed_again(figures: Figures, overview: AppTest) -> None:
-    read = formats.in_words(figures.value(READS)).capitalize()
-    assert any(f"**{read} tokens were read, not computed**" in m.value for m in overview.markdown)
+    read_tokens = formats.in_words(figures.value(READS)).capitalize()
+    assert any(
+        f"**{read_tokens} tokens were read, not computed**" in m.value for m in overview.markdown
+    )
 
 
 MONEY = {
@@ -381,8 +383,8 @@ def test_savings_over_time_add_up(figures: Figures, savings: AppTest) -> None:
 def test_what_has_no_price_is_counted(figures: Figures, savings: AppTest) -> None:
     unpriced = figures.value("COUNT(*)", where="price IS NULL")
     assert unpriced > 0
-    said = f"{unpriced:,} of {figures.value('COUNT(*)'):,} requests have no price"
-    assert said in savings.warning[0].value
+    warning = f"{unpriced:,} of {figures.value('COUNT(*)'):,} requests have no price"
+    assert warning in savings.warning[0].value
     assert any(element.value.startswith(f"{unpriced:,} requests") for element in savings.caption)
 
 

@@ -76,17 +76,17 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Facts]:
 
 def add_overview(table_: Table, facts: Facts, app: AppTest) -> None:
     turns = facts.turns
-    read = sum(turn.read for turn in turns)
+    read_tokens = sum(turn.read for turn in turns)
     prompt = sum(turn.prompt for turn in turns)
-    written = sum(turn.written for turn in turns)
+    written_tokens = sum(turn.written for turn in turns)
     requests = len(turns) + facts.undelivered()
     rates = {
-        "Token hit rate": ("SUM(cache_read_tokens)", f"SUM({PROMPT})", read, prompt),
+        "Token hit rate": ("SUM(cache_read_tokens)", f"SUM({PROMPT})", read_tokens, prompt),
         "Cacheable hit rate": (
             "SUM(cache_read_tokens)",
             f"SUM({PROMPT} - input_tokens)",
-            read,
-            read + written,
+            read_tokens,
+            read_tokens + written_tokens,
         ),
         "Request hit rate": (
             "SUM(cache_read_tokens > 0)",
@@ -105,7 +105,7 @@ def add_overview(table_: Table, facts: Facts, app: AppTest) -> None:
         for text in app.markdown
         if " tokens were read" in text.value
     )
-    outside = formats.in_words(read).capitalize()
+    outside = formats.in_words(read_tokens).capitalize()
     table_.add("overview", "tokens read, in the sentence", hero, sql=sql, outside=outside)
     tokens, below = card(app, "Requests")
     count = formats.compact(facts.value("COUNT(*)"))
@@ -132,7 +132,7 @@ def add_overview(table_: Table, facts: Facts, app: AppTest) -> None:
     add_reasons(table_, facts, app)
     drawn = bars(app, 0).groupby("class")["amount"].sum().to_dict()
     classes = {
-        "Read from cache": ("SUM(cache_read_tokens)", read),
+        "Read from cache": ("SUM(cache_read_tokens)", read_tokens),
         **{
             f"Written, {TTLS[ttl].words}": (
                 f"SUM({WRITE_FIELDS[ttl]})",
@@ -237,7 +237,7 @@ def add_group(
     """A row of a table by model or workspace. Output of a cancelled turn is known by engine."""
     workspace = None if engine is not None else name
     failed = facts.failed(workspace, engine)
-    read = sum(turn.read for turn in turns)
+    read_tokens = sum(turn.read for turn in turns)
     prompt = sum(turn.prompt for turn in turns)
     output = facts.outputs[engine] if engine is not None else None
     cost = None
@@ -246,10 +246,10 @@ def add_group(
     known = {
         "Requests": ("COUNT(*)", len(turns) + facts.undelivered(workspace, engine)),
         "Failed": (f"SUM({FAILED})", failed),
-        "Hit rate": (f"1.0 * SUM(cache_read_tokens) / SUM({PROMPT})", read / prompt),
+        "Hit rate": (f"1.0 * SUM(cache_read_tokens) / SUM({PROMPT})", read_tokens / prompt),
         "Net saved ($)": (f"{SAVED} / 1e9", saved_by(turns) / 1e9),
         "Cost ($)": (f"{COST} / 1e9", cost),
-        "Read (tokens)": ("SUM(cache_read_tokens)", read),
+        "Read (tokens)": ("SUM(cache_read_tokens)", read_tokens),
         **{
             f"Written {ttl} (tokens)": (
                 f"SUM({WRITE_FIELDS[ttl]})",

@@ -153,11 +153,11 @@ def test_requests_of_one_reason(figures: Figures) -> None:
 
 
 def test_a_request_is_found_by_the_id_of_its_response(figures: Figures) -> None:
-    turn_id, request_id, read = figures.rows(
+    turn_id, request_id, read_tokens = figures.rows(
         "SELECT id, http_request_id, cache_read_tokens FROM turns", clauses="LIMIT 1"
     )[0]
     app = figures.page("requests", request=request_id)
-    assert card(app, "Read from cache")[0] == f"{read:,}"
+    assert card(app, "Read from cache")[0] == f"{read_tokens:,}"
     assert any(turn_id in element.value for element in app.text)
 
 
@@ -180,13 +180,15 @@ def test_a_failed_request_says_what_went_wrong(figures: Figures) -> None:
 
 
 def test_what_failed_is_counted_in_the_first_sentence(figures: Figures) -> None:
-    failed, read, count = figures.rows(
+    failed, num_reads, count = figures.rows(
         """SELECT SUM(outcome LIKE '%\\_error' ESCAPE '\\'), SUM(cache_read_tokens > 0), COUNT(*)
             FROM (SELECT * FROM turns""",
         clauses="ORDER BY opened_ms DESC, id DESC LIMIT 200)",
     )[0]
     text = said(figures.page("requests"), "markdown")
-    assert f"{read:,} of the newest {count:,} requests" in text and f"{failed:,} failed" in text
+    assert (
+        f"{num_reads:,} of the newest {count:,} requests" in text and f"{failed:,} failed" in text
+    )
 
 
 def test_misses(figures: Figures) -> None:

@@ -137,15 +137,15 @@ def test_fleet_shows_what_each_engine_promises_and_why_not(page: Page) -> None:
     table = next(f.value for f in app.dataframe if "Promise" in f.value)
     assert list(table.columns) == ["Promise", "native", "vllm, as it is"]
     rows = table.set_index("Promise")
-    read = rows.loc["A read is what memory reused"]
-    assert list(read) == ["yes: from its blocks", "no: not told: start it with --tell"]
+    row = rows.loc["A read is what memory reused"]
+    assert list(row) == ["yes: from its blocks", "no: not told: start it with --tell"]
     assert len(rows) == 6, "a row for each promise, whoever makes it"
     guarantee = {"name": "exact_read", "is_kept": False, "note": "an older engine"}
     older = engine["description"] | {"guarantees": [guarantee]}
     replies["/admin/v1/engines"] = [engine, engine | {"name": "engine-4", "description": older}]
     table = next(f.value for f in page("fleet", replies).dataframe if "Promise" in f.value)
-    read = table.set_index("Promise").loc["A read is what memory reused"]
-    assert list(read) == ["engine-0: yes: from its blocks; engine-4: no: an older engine"]
+    row = table.set_index("Promise").loc["A read is what memory reused"]
+    assert list(row) == ["engine-0: yes: from its blocks; engine-4: no: an older engine"]
 
 
 def test_fleet_shows_each_adapter_with_the_engines_that_have_it(page: Page) -> None:
@@ -171,16 +171,16 @@ def test_fleet_shows_each_adapter_with_the_engines_that_have_it(page: Page) -> N
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "words"),
     [
         ({"sample": True}, "sample data"),
         ({"may_send": False}, "can't send"),
         ({"may_send": False, "workspace": None}, "Pick the workspace"),
     ],
 )
-def test_the_playground_says_why_it_is_off(page: Page, changes: dict[str, Any], said: str) -> None:
+def test_the_playground_says_why_it_is_off(page: Page, changes: dict[str, Any], words: str) -> None:
     app = page("playground", mine(**changes))
-    assert said in app.info[0].value and not app.text_area
+    assert words in app.info[0].value and not app.text_area
 
 
 def texts(app: AppTest) -> list[str]:
@@ -212,7 +212,7 @@ def test_what_is_no_request_is_said_and_not_sent(page: Page, admin: FakeAdmin) -
 def test_an_image_that_the_chosen_model_will_not_see_is_said(
     page: Page, sees: bool, warned: bool
 ) -> None:
-    read = {
+    request = {
         "dialect": "messages",
         "tokens": 9,
         "blocks": [],
@@ -230,7 +230,7 @@ def test_an_image_that_the_chosen_model_will_not_see_is_said(
         "since_ms": None,
         "until_ms": None,
         "streams": [],
-        "requests": [read],
+        "requests": [request],
         "saves": {"tokens": 0, "multiples": 0.0},
     }
     listed = [

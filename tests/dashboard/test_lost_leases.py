@@ -110,13 +110,13 @@ def check_down(site: Site, visit: Visit, lost: int) -> None:
     ):
         page = visit.open(f"{path}?range=1h")
         page.get_by_text("engine-0 has not answered since").first.wait_for(timeout=WAIT_MS)
-        said = visit.text()
-        assert words in said, path
-        assert "No engine is running" not in said, path
+        page_text = visit.text()
+        assert words in page_text, path
+        assert "No engine is running" not in page_text, path
     eventually(lambda: site.metric("holdfast_gateway_leases_not_known") == NUM_LEASES)
-    said = site.conditions()
-    assert said.returncode == 1
-    assert "engine-0 has not answered since" in said.stdout
+    conditions = site.conditions()
+    assert conditions.returncode == 1
+    assert "engine-0 has not answered since" in conditions.stdout
 
 
 def check_back(site: Site, visit: Visit, lost: int) -> None:
@@ -135,9 +135,9 @@ def check_back(site: Site, visit: Visit, lost: int) -> None:
         site.metric('holdfast_gateway_conditions{kind="leases_ended_early",severity="warning"}')
         == 1
     )
-    said = site.conditions()
-    assert said.returncode == 1
-    assert f"{lost} lost in a restart" in said.stdout
+    conditions = site.conditions()
+    assert conditions.returncode == 1
+    assert f"{lost} lost in a restart" in conditions.stdout
     visit.open("/prefixes?range=1h")
     assert "not known since" not in visit.text()
 

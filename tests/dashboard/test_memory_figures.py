@@ -39,15 +39,15 @@ class Sent:
             f"{self.gateway}{MESSAGES}", json=body, headers=headers_of(key), timeout=120
         )
         usage = reply.raise_for_status().json()["usage"]
-        read = usage["cache_read_input_tokens"]
-        written = usage["cache_creation_input_tokens"]
-        assert written
-        self.blocks[workspace, name] += added(read, written)
+        read_tokens = usage["cache_read_input_tokens"]
+        written_tokens = usage["cache_creation_input_tokens"]
+        assert written_tokens
+        self.blocks[workspace, name] += added(read_tokens, written_tokens)
 
 
-def added(read: int, written: int) -> int:
+def added(read_tokens: int, written_tokens: int) -> int:
     """Whole blocks of what is read are shared; the rest of a marked prefix has its own."""
-    return -(-(read + written) // BLOCK) - read // BLOCK
+    return -(-(read_tokens + written_tokens) // BLOCK) - read_tokens // BLOCK
 
 
 @pytest.fixture(scope="module")
@@ -88,12 +88,12 @@ def test_memory_is_told_by_workspace_and_key_each_block_once(traffic: Sent, show
     for (workspace, _), blocks in traffic.blocks.items():
         outside[workspace] += blocks
     in_sql = Counter[str]()
-    for workspace, read, written in rows(
+    for workspace, read_tokens, written_tokens in rows(
         traffic.data,
         """SELECT workspace_id, cache_read_tokens,
            cache_write_5m_tokens + cache_write_1h_tokens FROM turns""",
     ):
-        in_sql[workspace] += added(read, written)
+        in_sql[workspace] += added(read_tokens, written_tokens)
     assert dict(frame["Leased"]) == dict(outside) == dict(in_sql)
     # What was not marked is kept without an entry, and told by workspace alone.
     (pool,) = Admin(traffic.gateway).get("engines/memory")

@@ -277,7 +277,7 @@ def test_a_legend_names_no_ttl_class_without_a_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "written"),
+    ("text", "html"),
     [
         ("see `df -h`, `mount`", "see <code>df -h</code>, <code>mount</code>"),
         ("a ` alone", "a ` alone"),
@@ -285,10 +285,8 @@ def test_a_legend_names_no_ttl_class_without_a_token() -> None:
         ("![x](//evil) <b>", "![x](//evil) &lt;b&gt;"),
     ],
 )
-def test_words_between_backticks_are_code_and_all_else_is_as_it_came(
-    text: str, written: str
-) -> None:
-    assert as_html(text) == written
+def test_words_between_backticks_are_code_and_all_else_is_as_it_came(text: str, html: str) -> None:
+    assert as_html(text) == html
 
 
 def test_a_cell_that_begins_like_a_formula_is_text() -> None:
@@ -325,12 +323,12 @@ def test_an_end_of_its_own_is_no_ttl_however_little_is_left(seconds: float) -> N
 def test_a_ledger_that_cannot_be_read_is_no_bare_status() -> None:
     """On a damaged ledger every page said that the gateway answers 529."""
     with serve_fake() as fake:
-        for status, said in (
+        for status, words in (
             (529, "is busy or can't read its database;"),
             (500, r"answers 500\.$"),
         ):
             fake.status = status
-            with pytest.raises(ClientError, match=f"^The gateway {said}"):
+            with pytest.raises(ClientError, match=f"^The gateway {words}"):
                 AdminClient(fake.url, ADMIN_KEY).get("/admin/v1/usage", dict)
 
 
@@ -370,10 +368,10 @@ def differs(kind: str | None, shared: int, whole: int | None = None) -> TurnDive
 def test_there_is_one_verdict_and_never_against_a_turns_own_counts(
     judged: Turn, compared: Any, title: str, is_good: bool, shows_difference: bool
 ) -> None:
-    said = verdict(judged, compared)
-    assert said.advice.title.startswith(title)
-    assert said.is_good is is_good
-    assert (said.difference is not None) is shows_difference
+    judgement = verdict(judged, compared)
+    assert judgement.advice.title.startswith(title)
+    assert judgement.is_good is is_good
+    assert (judgement.difference is not None) is shows_difference
 
 
 def test_a_place_says_how_exactly_it_is_known() -> None:
@@ -392,13 +390,13 @@ def test_a_date_in_front_is_moved_before_anything_is_marked() -> None:
 
 
 def test_what_was_sent_before_is_not_seen_for_the_first_time() -> None:
-    said = verdict(a_turn(0, 50, "cold"), None, a_turn(0, 50, "cold")).advice
-    assert said.title == "Sent before, and not held"
+    advice = verdict(a_turn(0, 50, "cold"), None, a_turn(0, 50, "cold")).advice
+    assert advice.title == "Sent before, and not held"
 
 
 def test_a_turn_that_read_says_so_before_what_it_lacked() -> None:
-    said = verdict(a_turn(980, 20, "ttl_expired"), None).advice
-    assert said.means.startswith("980 tokens were read. A later marker was not: ")
+    advice = verdict(a_turn(980, 20, "ttl_expired"), None).advice
+    assert advice.means.startswith("980 tokens were read. A later marker was not: ")
 
 
 PARTS = {"input_tokens": 50, "cache_write_1h_tokens": 30}
@@ -483,7 +481,7 @@ def sent(seconds: float | None, read: int = 0, cost: int | None = 5_000_000) -> 
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "said"),
+    ("first", "second", "sentence"),
     [
         (sent(0.188), sent(0.016, 1930), "12 times as soon**: 188 ms → 16 ms. It read 1,930 of"),
         (sent(0.1), sent(0.11, 5), "about as soon**: 100 ms → 110 ms"),
@@ -493,8 +491,10 @@ def sent(seconds: float | None, read: int = 0, cost: int | None = 5_000_000) -> 
         (sent(0.1), sent(0.1, cost=None), "prompt tokens."),
     ],
 )
-def test_what_a_second_send_gained_is_one_sentence(first: Turn, second: Turn, said: str) -> None:
-    assert said in prompt.gained(first, second)
+def test_what_a_second_send_gained_is_one_sentence(
+    first: Turn, second: Turn, sentence: str
+) -> None:
+    assert sentence in prompt.gained(first, second)
 
 
 def test_an_alias_is_named_with_what_it_stands_for() -> None:

@@ -22,15 +22,15 @@ def turns() -> Iterator[Row]:
     chance = random.Random(8)
     for number in range(NUM_TURNS):
         hour = chance.randrange(10)
-        read = 5000 if chance.random() > hour / 10 else 0
+        read_tokens = 5000 if chance.random() > hour / 10 else 0
         yield turn(
             number,
             START + timedelta(hours=hour, seconds=chance.randrange(3600)),
             id=f"msg_0123abcd{chance.getrandbits(80):020x}",
-            read=read,
-            input=5100 - read,
+            read=read_tokens,
+            input=5100 - read_tokens,
             available_tokens=5000,
-            captured_tokens=read,
+            captured_tokens=read_tokens,
             first_token_seconds=0.11 + hour / 100,
             queue_seconds=0.0,
         )

@@ -54,9 +54,9 @@ class Gateway(Admin):
         """One turn over a system prompt; a text is marked."""
         return self.send(**body_of(self.model, system, question, **{"max_tokens": 4, **changes}))
 
-    def answer(self, *said: Any, **changes: Any) -> dict[str, Any]:
+    def answer(self, *messages: Any, **changes: Any) -> dict[str, Any]:
         """As `ask`, of an answer in one piece that must be good."""
-        reply = self.ask(*said, **changes)
+        reply = self.ask(*messages, **changes)
         assert reply.status_code == 200, reply.text
         body: dict[str, Any] = reply.json()
         return body

@@ -92,13 +92,13 @@ class SdkClients:
 
     def _message_fields(self) -> dict[str, Any]:
         system, question = self._prompt()
-        said = [{"role": "user", "content": question}]
-        return {**self._common(), "system": system, "messages": said}
+        messages = [{"role": "user", "content": question}]
+        return {**self._common(), "system": system, "messages": messages}
 
     def _chat_fields(self) -> dict[str, Any]:
         roles = zip(("system", "user"), self._prompt(), strict=True)
-        said = [{"role": role, "content": content} for role, content in roles]
-        return {**self._common(), "messages": said}
+        messages = [{"role": role, "content": content} for role, content in roles]
+        return {**self._common(), "messages": messages}
 
     def _common(self) -> dict[str, Any]:
         return {"model": self.model, "max_tokens": self.rng.randint(1, self.max_tokens)}
@@ -207,11 +207,11 @@ def _take(answer: Told, usage: CompletionUsage | None) -> None:
 
 
 def _classes(usage: Usage) -> dict[str, int]:
-    written = usage.cache_creation
-    assert written is not None
+    cache_creation = usage.cache_creation
+    assert cache_creation is not None
     return {
         "input_tokens": usage.input_tokens,
         "cache_read_tokens": usage.cache_read_input_tokens or 0,
-        "cache_write_5m_tokens": written.ephemeral_5m_input_tokens,
-        "cache_write_1h_tokens": written.ephemeral_1h_input_tokens,
+        "cache_write_5m_tokens": cache_creation.ephemeral_5m_input_tokens,
+        "cache_write_1h_tokens": cache_creation.ephemeral_1h_input_tokens,
     }

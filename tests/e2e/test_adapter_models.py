@@ -96,17 +96,17 @@ def test_adapters_are_listed_with_the_model_that_they_are_on(gateway: Gateway) -
 def test_models_with_an_adapter_read_what_the_same_weights_wrote(gateway: Gateway) -> None:
     system = text("apple")
     first = ask(gateway, "tiny:blue", system)
-    written = first.usage.cache_creation_input_tokens
-    assert written > 100 and first.model == "tiny:blue"
+    written_tokens = first.usage.cache_creation_input_tokens
+    assert written_tokens > 100 and first.model == "tiny:blue"
     base = ask(gateway, "tiny", system)
     assert base.usage.cache_read_input_tokens == 0
     # By any id of the same adapter, wherever it lies.
     for model in ("tiny:blue", "support", "any:blue"):
         again = ask(gateway, model, system)
-        assert again.usage.cache_read_input_tokens == written
+        assert again.usage.cache_read_input_tokens == written_tokens
         assert again.content[0].text == first.content[0].text
         row = gateway.recorded(again.id)
-        assert (row["model"], row["cache_read_tokens"]) == ("support", written)
+        assert (row["model"], row["cache_read_tokens"]) == ("support", written_tokens)
         # Only that id of the table has a price.
         assert (row["cost_nano"] is not None) == (model == "support")
     assert gateway.recorded(base.id)["model"] == "tiny"
@@ -134,9 +134,9 @@ def test_an_activated_adapter_reads_what_the_base_wrote(gateway: Gateway) -> Non
 @pytest.mark.parametrize("model", ["tiny:nobody", "nobody:blue", "support:blue", "tiny:", ":blue"])
 def test_an_unknown_adapter_is_a_404_in_each_dialect(gateway: Gateway, model: str) -> None:
     asking = replace(gateway, model=model)
-    said = [{"role": "user", "content": "hi"}]
+    messages = [{"role": "user", "content": "hi"}]
     replies = {
-        path: asking.send(path, messages=said, max_tokens=1)
+        path: asking.send(path, messages=messages, max_tokens=1)
         for path in ("/v1/messages", "/v1/chat/completions")
     }
     for path, reply in replies.items():
@@ -174,8 +174,8 @@ def test_adapters_come_and_go_under_turns(fleet: Fleet, gateway: Gateway, folder
     assert all(line.startswith("engine-1 tiny:") for line in lines)
 
     def is_gone() -> bool:
-        said = say_to_gateway(environment, "adapters", "list")
-        return "judge" not in said and said.count("tiny:blue") == 2
+        output = say_to_gateway(environment, "adapters", "list")
+        return "judge" not in output and output.count("tiny:blue") == 2
 
     eventually(is_gone)
     eventually(lambda: "any:judge" not in _models(gateway))

@@ -126,8 +126,8 @@ def test_a_compressed_prefix_is_asked_for_told_and_outlives_a_restart(tmp_path: 
         assert warm["usage"]["cache_read_input_tokens"] == num_tokens
         assert warm["holdfast"]["approximate"] == approximate
         assert warm["content"] == cold["content"]
-        said = f"compressed kvzip 0.5: {approximate['kept']} of {num_tokens}"
-        assert asking.kind(warm) == said
+        kind = f"compressed kvzip 0.5: {approximate['kept']} of {num_tokens}"
+        assert asking.kind(warm) == kind
         again = asking.read(question)
         assert again["usage"]["cache_read_input_tokens"] == num_tokens
         assert again["content"] == exact["content"] and "approximate" not in again["holdfast"]
@@ -303,8 +303,8 @@ def test_documents_are_read_in_any_order_and_outlive_a_restart(tmp_path: Path) -
         texts: list[str | None] = list(DOCUMENTS.values())
         asking.said(history_of(texts), tools=tools)
         cleared = asking.said(history_of([None, *texts[1:]]), tools=tools).json()
-        read = cleared["usage"]["cache_read_input_tokens"]
-        assert read == cleared["holdfast"]["approximate"]["reused"] > 600
+        read_tokens = cleared["usage"]["cache_read_input_tokens"]
+        assert read_tokens == cleared["holdfast"]["approximate"]["reused"] > 600
         restart(fleet)
         restarted = answered(b, c, a)
         assert restarted["usage"]["cache_read_input_tokens"] == reused

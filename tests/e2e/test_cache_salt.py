@@ -77,8 +77,8 @@ def by_generate_content(http: httpx.Client, system: str, salt: dict[str, str]) -
         **{camel(name): value for name, value in salt.items()},
     )
     reused = answer["holdfast"]["automatic_tokens"]
-    read = answer["usageMetadata"].get("cachedContentTokenCount", 0)
-    return Reused(answer["responseId"], read + reused)
+    read_tokens = answer["usageMetadata"].get("cachedContentTokenCount", 0)
+    return Reused(answer["responseId"], read_tokens + reused)
 
 
 APIS: tuple[Api, ...] = (by_messages, by_chat, by_responses, by_generate_content)

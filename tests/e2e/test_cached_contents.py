@@ -148,8 +148,8 @@ def test_what_is_billed_is_what_the_answers_say(sdk: genai.Client, url: str) -> 
         turn = Admin(url).recorded(answer.response_id)
         usage = answer.usage_metadata
         assert turn["cache_read_tokens"] == usage.cached_content_token_count
-        written = turn["cache_write_5m_tokens"] + turn["cache_write_1h_tokens"]
-        prompt_tokens = turn["input_tokens"] + written + turn["cache_read_tokens"]
+        written_tokens = turn["cache_write_5m_tokens"] + turn["cache_write_1h_tokens"]
+        prompt_tokens = turn["input_tokens"] + written_tokens + turn["cache_read_tokens"]
         assert prompt_tokens == usage.prompt_token_count
         assert turn["output_tokens"] == usage.candidates_token_count
 
@@ -208,5 +208,5 @@ def test_restarts_lose_no_name_and_are_told_in_what_was_read(tmp_path: Path) -> 
             assert ask(sdk, content.name).usage_metadata.cached_content_token_count is None
             [lease] = lease_of(url, content.name)
             assert 0 < lease["entry"]["expires_in_seconds"] <= LIFE
-            read = ask(sdk, content.name, "Again?").usage_metadata.cached_content_token_count
-            assert read == tokens
+            read_tokens = ask(sdk, content.name, "Again?").usage_metadata.cached_content_token_count
+            assert read_tokens == tokens

@@ -51,19 +51,19 @@ def test_documents_are_read_where_most_of_their_tokens_are(tmp_path: Path) -> No
         for number, name in enumerate(TEXTS):
             for index in range(3):
                 writer.use(index, "resume" if index == number else "drain")
-            written = post(Asking(writer.url), name, f"writing {name}")
-            assert written["holdfast"]["engine"] == f"engine-{number}"
-            copied[name] = written["usage"]["cache_creation_input_tokens"]
-            assert written["holdfast"]["approximate"]["recomputed"] == DEFAULT_RECOMPUTE
+            first_answer = post(Asking(writer.url), name, f"writing {name}")
+            assert first_answer["holdfast"]["engine"] == f"engine-{number}"
+            copied[name] = first_answer["usage"]["cache_creation_input_tokens"]
+            assert first_answer["holdfast"]["approximate"]["recomputed"] == DEFAULT_RECOMPUTE
 
-        def check(names: str, first: str, engine: int, read: str) -> None:
+        def check(names: str, first: str, engine: int, read_names: str) -> None:
             """What the engine has is read to the token, as was expected; the rest is written."""
             eventually(lambda: knows(fleet, reader))  # by the engines' events alone
             answer = post(asking, names, first)
             assert answer["holdfast"]["engine"] == f"engine-{engine}"
             usage = answer["usage"]
-            assert usage["cache_read_input_tokens"] == sum(copied[name] for name in read)
-            missing = sum(copied[name] for name in set(names) - set(read))
+            assert usage["cache_read_input_tokens"] == sum(copied[name] for name in read_names)
+            missing = sum(copied[name] for name in set(names) - set(read_names))
             assert usage["cache_creation_input_tokens"] == missing
             assert answer["holdfast"]["automatic_tokens"] == 0
             row = reader.recorded(answer["id"])

@@ -102,9 +102,9 @@ def ask(client: Anthropic, content: Any, *more: dict[str, Any]) -> Any:
     }
     counted = client.messages.count_tokens(**body).input_tokens
     usage = client.messages.create(**body, max_tokens=4).usage
-    read = usage.cache_read_input_tokens or 0
-    written = usage.cache_creation_input_tokens or 0
-    assert usage.input_tokens + read + written == counted
+    read_tokens = usage.cache_read_input_tokens or 0
+    written_tokens = usage.cache_creation_input_tokens or 0
+    assert usage.input_tokens + read_tokens + written_tokens == counted
     return usage
 
 
@@ -161,10 +161,10 @@ def test_a_screenshot_in_a_tool_result_is_read_in_the_next_turn(house: House) ->
             with pytest.raises(BadRequestError, match=r"messages\.2\.content\.0.*Could not"):
                 turn(client, 20)
             del content[2]
-        written = turn(client, 20).cache_creation_input_tokens
-        said = {"role": "assistant", "content": "A picture."}
-        grown = turn(client, 20, said, {"role": "user", "content": "Of what?"})
-        assert grown.cache_read_input_tokens == written > 100
+        written_tokens = turn(client, 20).cache_creation_input_tokens
+        message = {"role": "assistant", "content": "A picture."}
+        grown = turn(client, 20, message, {"role": "user", "content": "Of what?"})
+        assert grown.cache_read_input_tokens == written_tokens > 100
         assert turn(client, 21).cache_read_input_tokens == 0
 
 
@@ -194,9 +194,9 @@ def test_every_dialect_shows_the_same_image_and_reads_the_others_entry(house: Ho
     data = png(60, 60, shade=44)
     url = f"data:image/png;base64,{b64encode(data).decode()}"
     with house.client() as client:
-        written = ask(client, [text(about), block(data, marked=True)])
-    num_held = written.cache_creation_input_tokens
-    tokens = num_held + written.input_tokens
+        usage = ask(client, [text(about), block(data, marked=True)])
+    num_held = usage.cache_creation_input_tokens
+    tokens = num_held + usage.input_tokens
     openai = OpenAI(api_key=house.keys[0], base_url=f"{house.url}/v1", max_retries=0)
     parts: Any = [{"type": "text", "text": about}, {"type": "image_url", "image_url": {"url": url}}]
     chat = openai.chat.completions.create(
@@ -212,8 +212,8 @@ def test_every_dialect_shows_the_same_image_and_reads_the_others_entry(house: Ho
         model=MODEL, max_output_tokens=16, input=[{"role": "user", "content": items}]
     ).usage
     assert response is not None
-    read = response.input_tokens_details.cached_tokens
-    assert (response.input_tokens, read) == (tokens, num_held)
+    read_tokens = response.input_tokens_details.cached_tokens
+    assert (response.input_tokens, read_tokens) == (tokens, num_held)
     google = genai.Client(api_key=house.keys[0], http_options={"base_url": house.url})
     answer = google.models.generate_content(
         model=MODEL,

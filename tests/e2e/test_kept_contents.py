@@ -180,8 +180,8 @@ def test_what_is_too_much_is_told_on_its_turn(
     with stacked(tmp_path) as stack:
         admin = Admin(stack.url)
         keep(admin)
-        said = {"role": "user", "content": "x" * 5000}
-        long_id = stack.post("/v1/messages", json=body(messages=[said])).json()["id"]
+        message = {"role": "user", "content": "x" * 5000}
+        long_id = stack.post("/v1/messages", json=body(messages=[message])).json()["id"]
         eventually(lambda: stack.admin(f"turns/{long_id}").status_code == 200)
         assert admin.get(f"turns/{long_id}")["content"] == TOO_LARGE
         assert not has_content(stack.url, long_id, admin.key)

@@ -95,8 +95,8 @@ def test_samples_and_history_are_of_the_turns_that_were(stack: Stack, keys: dict
     eventually(lambda: answer["id"] in sampled())
     turn = sampled()[answer["id"]]
     usage = answer["usage"]
-    written = usage["cache_creation_input_tokens"]
-    assert turn["prompt_tokens"] == usage["input_tokens"] + written
+    written_tokens = usage["cache_creation_input_tokens"]
+    assert turn["prompt_tokens"] == usage["input_tokens"] + written_tokens
     assert turn["first_token_seconds"] > 0 and turn["overhead_seconds"] >= 0
     assert answer["id"] not in {
         sample["id"]

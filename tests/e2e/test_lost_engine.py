@@ -40,9 +40,9 @@ def begun(
         question = f"{path} {stream}"
         if path == "messages":
             return gateway.ask(f"{question} {SYSTEM}", question, stream=stream)
-        said = [{"role": "system", "content": f"{question} {SYSTEM}"}]
-        said.append({"role": "user", "content": question})
-        return gateway.send(f"/v1/{path}", messages=said, stream=stream, max_tokens=4)
+        messages = [{"role": "system", "content": f"{question} {SYSTEM}"}]
+        messages.append({"role": "user", "content": question})
+        return gateway.send(f"/v1/{path}", messages=messages, stream=stream, max_tokens=4)
 
     futures = [pool.submit(ask, *kind) for kind in kinds]
     eventually(lambda: at_engine(fleet) == len(futures))
@@ -116,8 +116,8 @@ def test_turns_of_an_engine_that_stays_away_are_told_to_come_again(tmp_path: Pat
 
 def test_a_count_that_is_cut_goes_on_at_the_engines_next_process(fleet: Fleet) -> None:
     def count() -> httpx.Response:
-        said = [{"role": "user", "content": "How long?"}]
-        return fleet.gateway.send("/v1/messages/count_tokens", messages=said)
+        messages = [{"role": "user", "content": "How long?"}]
+        return fleet.gateway.send("/v1/messages/count_tokens", messages=messages)
 
     before = count()
     with ThreadPoolExecutor() as pool:

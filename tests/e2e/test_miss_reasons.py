@@ -41,8 +41,8 @@ def steady(two: Fleet) -> Fleet:
     return two
 
 
-def reason(fleet: Fleet, *said: Any, **changes: Any) -> str | None:
-    name: str | None = fleet.gateway.answer(*said, **changes)["holdfast"]["miss_reason"]
+def reason(fleet: Fleet, *messages: Any, **changes: Any) -> str | None:
+    name: str | None = fleet.gateway.answer(*messages, **changes)["holdfast"]["miss_reason"]
     return name
 
 
@@ -85,8 +85,8 @@ def test_a_changed_message_is_told_of_the_markers_behind_it(steady: Fleet) -> No
     body = talk(book, first, second)
     begun = gateway.send(**body, max_tokens=4, diagnostics={"previous_message_id": None}).json()
     options = {"diagnostics": {"previous_message_id": begun["id"]}}
-    said = told_of(gateway, book, first, handbook(20), **options)
-    assert said == ("messages_changed", [None, None, "messages_changed"])
+    reasons = told_of(gateway, book, first, handbook(20), **options)
+    assert reasons == ("messages_changed", [None, None, "messages_changed"])
 
 
 def test_cold_then_read_and_the_ledger_says_the_same(steady: Fleet) -> None:

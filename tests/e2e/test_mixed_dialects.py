@@ -73,12 +73,22 @@ def by_messages(http: httpx.Client, system: str, talk: Talk) -> Told:
 
 def told_of_message(answer: dict[str, Any]) -> Told:
     usage = answer["usage"]
-    read = usage["cache_read_input_tokens"]
-    written = usage["cache_creation_input_tokens"]
-    prompt = usage["input_tokens"] + read + written
+    read_tokens = usage["cache_read_input_tokens"]
+    written_tokens = usage["cache_creation_input_tokens"]
+    prompt = usage["input_tokens"] + read_tokens + written_tokens
     text = answer["content"][0]["text"]
     output = usage["output_tokens"]
-    return Told(answer["id"], text, prompt, read, written, output, read, entry_of(answer), True)
+    return Told(
+        answer["id"],
+        text,
+        prompt,
+        read_tokens,
+        written_tokens,
+        output,
+        read_tokens,
+        entry_of(answer),
+        True,
+    )
 
 
 def by_chat(http: httpx.Client, system: str, talk: Talk) -> Told:
@@ -104,10 +114,12 @@ def told_of_openai(answer: dict[str, Any], prefix: str, text: str, names: tuple[
     prompt, output = (usage[f"{name}_tokens"] for name in names)
     details = usage[f"{names[0]}_tokens_details"]
     cached = details["cached_tokens"]
-    written = details["cache_write_tokens"]
-    read = cached - answer["holdfast"]["automatic_tokens"]
+    written_tokens = details["cache_write_tokens"]
+    read_tokens = cached - answer["holdfast"]["automatic_tokens"]
     turn_id = f"msg_{answer['id'].removeprefix(prefix)}"
-    return Told(turn_id, text, prompt, cached, written, output, read, entry_of(answer), False)
+    return Told(
+        turn_id, text, prompt, cached, written_tokens, output, read_tokens, entry_of(answer), False
+    )
 
 
 def by_generate_content(http: httpx.Client, system: str, talk: Talk) -> Told:
@@ -124,12 +136,14 @@ def by_generate_content(http: httpx.Client, system: str, talk: Talk) -> Told:
         generationConfig={"maxOutputTokens": 5},
     )
     usage = answer["usageMetadata"]
-    read = usage.get("cachedContentTokenCount", 0)
+    read_tokens = usage.get("cachedContentTokenCount", 0)
     text = answer["candidates"][0]["content"]["parts"][0]["text"]
     prompt = usage["promptTokenCount"]
     output = usage["candidatesTokenCount"]
     turn_id = answer["responseId"]
-    return Told(turn_id, text, prompt, read, None, output, read, entry_of(answer), True)
+    return Told(
+        turn_id, text, prompt, read_tokens, None, output, read_tokens, entry_of(answer), True
+    )
 
 
 def by_batch(http: httpx.Client, system: str, talk: Talk) -> Told:
@@ -184,13 +198,13 @@ def test_what_one_api_wrote_another_reads_and_the_ledger_has_it_to_the_token(fas
     assert sum(answer.read > 0 for answer in answers) > NUM_TURNS // 4
     for answer in answers:
         row = Admin(fast.gateway).recorded(answer.turn_id)
-        written = row["cache_write_5m_tokens"] + row["cache_write_1h_tokens"]
-        read = row["cache_read_tokens"]
-        assert row["input_tokens"] + read + written == answer.prompt
+        written_tokens = row["cache_write_5m_tokens"] + row["cache_write_1h_tokens"]
+        read_tokens = row["cache_read_tokens"]
+        assert row["input_tokens"] + read_tokens + written_tokens == answer.prompt
         assert row["output_tokens"] == answer.output
         if answer.tells_reads:
-            assert read == answer.cached
-            assert written == (written if answer.written is None else answer.written)
+            assert read_tokens == answer.cached
+            assert written_tokens == (written_tokens if answer.written is None else answer.written)
         else:
-            assert read + row["automatic_tokens"] == answer.cached
-            assert max(0, written - row["automatic_tokens"]) == answer.written
+            assert read_tokens + row["automatic_tokens"] == answer.cached
+            assert max(0, written_tokens - row["automatic_tokens"]) == answer.written

@@ -71,8 +71,8 @@ def check(admin: Gateway) -> None:
         # Sent with one name, the second turn reads what it wrote: to the token.
         prompt, _ = pairs[kind]
         ask(keys["as-one"][0], *prompt)
-        read = ask(keys["as-one"][1], *prompt)["cache_read_input_tokens"]
-        assert near["tokens"] == read == writes[kind] > 0
+        read_tokens = ask(keys["as-one"][1], *prompt)["cache_read_input_tokens"]
+        assert near["tokens"] == read_tokens == writes[kind] > 0
     (unkept,) = advised(admin, workspace="unkept")
     assert (unkept["kind"], unkept["is_compared"]) == ("varying_text", False)
     assert unkept["num_prefixes"] == 2 and "November" not in str(by_kind) + str(unkept)

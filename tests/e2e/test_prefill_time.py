@@ -71,7 +71,9 @@ def test_the_time_avoided_is_that_of_a_cold_replay(
     with running_fleet(tmp_path, settings=SETTINGS, backend=backend) as fleet:
         gateway = fleet.gateway
         # Short turns beside long ones, and several at a time: neither is the time of a token.
-        written = [turn(gateway, prompt(f"One, {length}", length), "Why?") for length in lengths]
+        first_turns = [
+            turn(gateway, prompt(f"One, {length}", length), "Why?") for length in lengths
+        ]
         questions = [
             (length, f"And {number}?") for length in lengths for number in range(NUM_READS)
         ]
@@ -105,7 +107,7 @@ def test_the_time_avoided_is_that_of_a_cold_replay(
             num_spared_tokens += warm[0]["cache_read_tokens"]
             until_ms = until_ms or warm[0]["opened_ms"]
         per_token = more_seconds / num_spared_tokens
-        first_ms = written[0]["opened_ms"]
+        first_ms = first_turns[0]["opened_ms"]
         measure(gateway, f"since_ms={first_ms}&until_ms={until_ms}", lengths)
         whole = avoided(gateway, f"since_ms={first_ms}&until_ms={until_ms}")
         assert whole == pytest.approx(read_tokens * per_token, rel=tolerance)

@@ -43,10 +43,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def requests(text: str) -> dict[str, dict[str, Any]]:
     """A body for each path that runs turns."""
-    said = [{"role": "user", "content": text}]
+    messages = [{"role": "user", "content": text}]
     return {
-        "/v1/messages": {"model": "synthetic", "max_tokens": 4, "messages": said},
-        "/v1/chat/completions": {"model": "synthetic", "max_tokens": 4, "messages": said},
+        "/v1/messages": {"model": "synthetic", "max_tokens": 4, "messages": messages},
+        "/v1/chat/completions": {"model": "synthetic", "max_tokens": 4, "messages": messages},
         "/v1/completions": {"model": "synthetic", "max_tokens": 4, "prompt": text + "hush"},
         "/v1/responses": {"model": "synthetic", "max_output_tokens": 16, "input": text},
         "/v1beta/models/synthetic:generateContent": {

@@ -123,10 +123,10 @@ def test_a_long_new_prompt_is_prefilled_by_one_engine_answered_by_another(
         prefilled, decoded = (now - then for now, then in zip(computed(fleet), before, strict=True))
         usage = answer["usage"]
         holdfast = answer["holdfast"]
-        written = usage["cache_creation_input_tokens"]
+        written_tokens = usage["cache_creation_input_tokens"]
         assert holdfast["engine"] == "engine-1"
-        assert written > 2500 and usage["cache_read_input_tokens"] == 0
-        assert prefilled == written + usage["input_tokens"], "each token is counted once"
+        assert written_tokens > 2500 and usage["cache_read_input_tokens"] == 0
+        assert prefilled == written_tokens + usage["input_tokens"], "each token is counted once"
         # What ends inside a block, and what the breakpoint does not cover.
         assert 0 < decoded <= usage["input_tokens"] + 16
         assert holdfast["computed_tokens"] == prefilled + decoded
@@ -135,13 +135,18 @@ def test_a_long_new_prompt_is_prefilled_by_one_engine_answered_by_another(
         assert fleet.stats(DECODE)["store"]["peer_read_bytes"] > 0
         row = gateway.recorded(answer["id"])
         assert row["engine"] == "engine-1"
-        assert [row[name] for name in PROMPT_CLASSES] == [usage["input_tokens"], 0, 0, written]
+        assert [row[name] for name in PROMPT_CLASSES] == [
+            usage["input_tokens"],
+            0,
+            0,
+            written_tokens,
+        ]
         assert row["computed_tokens"] == prefilled + decoded
 
         # It is there now: one engine answers.
         then = computed(fleet)
         again = ask(gateway, system)
-        assert again["usage"]["cache_read_input_tokens"] == written
+        assert again["usage"]["cache_read_input_tokens"] == written_tokens
         assert again["holdfast"]["engine"] == "engine-1" and computed(fleet)[0] == then[0]
     if not stream:
         assert again["content"] == answer["content"]
@@ -150,10 +155,10 @@ def test_a_long_new_prompt_is_prefilled_by_one_engine_answered_by_another(
 def test_a_chat_completion_in_two_legs_says_the_same(fleet: Fleet) -> None:
     gateway = fleet.gateway
     system = handbook(160)
-    said = [{"role": "system", "content": system}, {"role": "user", "content": "Why?"}]
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": "Why?"}]
     with running_answer(fleet):
         before = computed(fleet)
-        reply = gateway.send("/v1/chat/completions", messages=said, max_tokens=4)
+        reply = gateway.send("/v1/chat/completions", messages=messages, max_tokens=4)
         usage = reply.json()["usage"]
         prefilled = computed(fleet)[0] - before[0]
     assert prefilled == usage["prompt_tokens"] > 2500
@@ -168,11 +173,11 @@ def test_an_adapter_reads_in_the_second_leg_what_it_wrote_in_the_first(fleet: Fl
         blue = replace(gateway, model=f"{gateway.model}:blue")
         first = ask(blue, system)
         prefilled, decoded = (now - then for now, then in zip(computed(fleet), before, strict=True))
-        written = first["usage"]["cache_creation_input_tokens"]
-        assert prefilled == written + first["usage"]["input_tokens"] > 2500
+        written_tokens = first["usage"]["cache_creation_input_tokens"]
+        assert prefilled == written_tokens + first["usage"]["input_tokens"] > 2500
         assert 0 < decoded <= first["usage"]["input_tokens"] + 16
         again = ask(blue, system)
-        assert again["usage"]["cache_read_input_tokens"] == written
+        assert again["usage"]["cache_read_input_tokens"] == written_tokens
         base = ask(gateway, system)
     assert again["content"] == first["content"] != base["content"]
     assert base["usage"]["cache_read_input_tokens"] == 0
@@ -200,8 +205,13 @@ def test_a_kill_of_either_engine_fails_no_turn(fleet: Fleet, killed: int) -> Non
         assert answer["holdfast"]["engine"] == f"engine-{1 - killed}"
         assert usage["cache_creation_input_tokens"] > 6000
         row = gateway.recorded(answer["id"])
-        written = usage["cache_creation_input_tokens"]
-        assert [row[name] for name in PROMPT_CLASSES] == [usage["input_tokens"], 0, 0, written]
+        written_tokens = usage["cache_creation_input_tokens"]
+        assert [row[name] for name in PROMPT_CLASSES] == [
+            usage["input_tokens"],
+            0,
+            0,
+            written_tokens,
+        ]
         assert row["outcome"] in ("length", "stop")
 
 

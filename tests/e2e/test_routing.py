@@ -68,15 +68,15 @@ def test_what_one_gateway_sent_is_load_to_the_other(fleet: Fleet) -> None:
 
     loads = [recent(0), recent(1)]
     reply = here.answer(prompt("someone else's load", 200))
-    written = reply["usage"]["cache_creation_input_tokens"]
+    written_tokens = reply["usage"]["cache_creation_input_tokens"]
     engine = int(reply["holdfast"]["engine"][-1])
-    assert written > 1000
+    assert written_tokens > 1000
 
     def has_risen() -> bool:
         # What others sent before fades meanwhile: it is a step that is looked for, not a level.
         earlier = loads[engine]
         loads[engine] = recent(engine)
-        return loads[engine] > earlier + written / 2
+        return loads[engine] > earlier + written_tokens / 2
 
     eventually(has_risen)
 

@@ -81,13 +81,13 @@ def check_loaded(first: dict[str, Any], again: dict[str, Any], engine: str) -> N
     """The second answer is the first one, of another engine that read all that was written."""
     usage = again["usage"]
     holdfast = again["holdfast"]
-    written = first["usage"]["cache_creation_input_tokens"]
+    written_tokens = first["usage"]["cache_creation_input_tokens"]
     assert holdfast["engine"] == engine and holdfast["read_tier"] == "disk"
-    assert usage["cache_read_input_tokens"] == written > 1000
+    assert usage["cache_read_input_tokens"] == written_tokens > 1000
     assert usage["cache_creation_input_tokens"] == 0
     assert usage["input_tokens"] == first["usage"]["input_tokens"]
-    prompt = written + usage["input_tokens"]
-    assert holdfast["computed_tokens"] + holdfast["automatic_tokens"] == prompt - written
+    prompt = written_tokens + usage["input_tokens"]
+    assert holdfast["computed_tokens"] + holdfast["automatic_tokens"] == prompt - written_tokens
     assert again["content"] == first["content"]
 
 

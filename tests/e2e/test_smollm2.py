@@ -19,9 +19,9 @@ def test_a_real_model_answers_alike_behind_a_written_and_a_read_prefix(tmp_path:
     with running_fleet(tmp_path, settings=settings, backend="native") as fleet:
         asking = replace(fleet.gateway, model=HOME.name)
         question = "What is the capital of France?"
-        written, read = (
+        writer, reader = (
             asking.answer(DOCUMENT, question, max_tokens=16, temperature=0) for _ in range(2)
         )
-    assert "Paris" in written["content"][0]["text"] == read["content"][0]["text"]
-    tokens = written["usage"]["cache_creation_input_tokens"]
-    assert tokens == read["usage"]["cache_read_input_tokens"] > 1000
+    assert "Paris" in writer["content"][0]["text"] == reader["content"][0]["text"]
+    tokens = writer["usage"]["cache_creation_input_tokens"]
+    assert tokens == reader["usage"]["cache_read_input_tokens"] > 1000

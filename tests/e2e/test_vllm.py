@@ -69,16 +69,16 @@ def test_what_was_marked_alone_survives_a_flood(client: Anthropic, engine: Engin
     text = handbook(80)
     unmarked = handbook(80)
     before = engine.stats()
-    written = ask(client, text)
-    tokens = written.usage.cache_creation_input_tokens or 0
+    first = ask(client, text)
+    tokens = first.usage.cache_creation_input_tokens or 0
     assert tokens > 0 and tokens % BLOCK_SIZE == 0
-    assert written.usage.cache_read_input_tokens == 0
+    assert first.usage.cache_read_input_tokens == 0
 
     def check(*, stream: bool) -> None:
-        read = ask(client, text, stream=stream)
-        assert read.usage.cache_read_input_tokens == tokens
-        assert read.usage.cache_creation_input_tokens == 0
-        assert said(read) == said(written)
+        second = ask(client, text, stream=stream)
+        assert second.usage.cache_read_input_tokens == tokens
+        assert second.usage.cache_creation_input_tokens == 0
+        assert said(second) == said(first)
 
     def reused() -> int:
         """Tokens of the unmarked prompt that are in memory."""

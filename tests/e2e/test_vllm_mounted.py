@@ -176,8 +176,8 @@ def test_a_pause_ends_at_most_the_turns_that_it_meets_by_their_own_name(
 ) -> None:
     """vLLM gives up what runs (abort) or not, and refuses what comes (0.33) or has it wait."""
     text = handbook(20)
-    written = stack.post(text).json()["usage"]["cache_creation_input_tokens"]
-    assert written and stack.read_tokens(text) == written
+    written_tokens = stack.post(text).json()["usage"]["cache_creation_input_tokens"]
+    assert written_tokens and stack.read_tokens(text) == written_tokens
     began = list[str]()
     with ThreadPoolExecutor(RUNNING + 1) as pool:
         runs = [
@@ -191,7 +191,7 @@ def test_a_pause_ends_at_most_the_turns_that_it_meets_by_their_own_name(
         during = pool.submit(stack.post, text)
         try:
             paused = stack.stats()
-            assert paused["leases"]["blocks"] >= written // 32
+            assert paused["leases"]["blocks"] >= written_tokens // 32
             # Longer than a refusal takes.
             time.sleep(5)
         finally:
@@ -210,7 +210,7 @@ def test_a_pause_ends_at_most_the_turns_that_it_meets_by_their_own_name(
         assert met.json()["error"]["type"] == "overloaded_error"
         assert mode != "keep"
     eventually(lambda: stack.post(text).status_code == 200, seconds=SECONDS)
-    assert stack.read_tokens(text) == written
+    assert stack.read_tokens(text) == written_tokens
     after = stack.stats()
     assert after["running"] == after["waiting"] == 0
     (engine,) = Admin(stack.gateway).get("engines")
@@ -234,8 +234,10 @@ def test_a_connector_that_shares_content_ends_the_start_by_its_name(
     log = tmp_path / "log"
     with mounted(plugin, log, beside(tmp_path / "kv")) as server:
         assert server.process.wait(SECONDS) != 0
-    said = [line for line in log.read_text("utf-8").splitlines() if "holdfast: " in line]
-    assert len(said) == 1 and "ExampleConnector" in said[0] and f"{FLAG}=1" in said[0]
+    log_lines = [line for line in log.read_text("utf-8").splitlines() if "holdfast: " in line]
+    assert (
+        len(log_lines) == 1 and "ExampleConnector" in log_lines[0] and f"{FLAG}=1" in log_lines[0]
+    )
     assert "Traceback" not in log.read_text("utf-8")
     assert not (tmp_path / "kv").exists()
 

@@ -32,10 +32,12 @@ def line_of(output: bytes) -> dict[str, str]:
 
 
 def test_a_start_that_holds_the_lock_ends_and_says_where() -> None:
-    done = subprocess.run([sys.executable, "-c", HOLDS_THE_LOCK], capture_output=True, timeout=300)
-    assert done.returncode == -signal.SIGKILL
+    process = subprocess.run(
+        [sys.executable, "-c", HOLDS_THE_LOCK], capture_output=True, timeout=300
+    )
+    assert process.returncode == -signal.SIGKILL
     why = "loading tokenizer: takes more than 1 seconds (ENGINE_LOAD_SECONDS)"
-    assert line_of(done.stdout)["error"] == why
+    assert line_of(process.stdout)["error"] == why
 
 
 def test_a_start_that_goes_on_has_its_time_at_each_step_and_leaves_no_process() -> None:

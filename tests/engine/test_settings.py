@@ -41,10 +41,10 @@ def engine(environment: dict[str, str]) -> "subprocess.Popen[str]":
 )
 def test_a_bad_setting_ends_the_start_and_is_named(environment: dict[str, str], named: str) -> None:
     with engine(environment) as process:
-        _, said = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert named in said and len(said.splitlines()) == 1
-    assert "short" not in said, "the value of a secret is not shown"
+    assert named in errors and len(errors.splitlines()) == 1
+    assert "short" not in errors, "the value of a secret is not shown"
 
 
 @pytest.mark.parametrize(

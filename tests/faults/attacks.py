@@ -47,8 +47,8 @@ class Neighbour:
 
     def message(self, prompt: Any, **changes: Any) -> Body:
         """Of Messages and of Chat Completions: a text, or content blocks."""
-        said = [{"role": "user", "content": prompt}]
-        return {"model": self.model, "max_tokens": 1, "messages": said, **changes}
+        messages = [{"role": "user", "content": prompt}]
+        return {"model": self.model, "max_tokens": 1, "messages": messages, **changes}
 
     async def post(self, path: str, body: Body | bytes) -> int:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -138,7 +138,7 @@ def dropped_thinking(who: Neighbour, rng: random.Random) -> Body:
         for number in range(who.bounds.max_blocks - 3)
     ]
     answer = {"role": "assistant", "content": [*blocks, {"type": "text", "text": "Well."}]}
-    ends = [{"role": "user", "content": said} for said in (text(rng, 3), "And now?")]
+    ends = [{"role": "user", "content": content} for content in (text(rng, 3), "And now?")]
     return {"model": who.model, "messages": [ends[0], answer, ends[1]]}
 
 

@@ -111,9 +111,9 @@ def apply_patch(mutant: Mutant, tree: Path, *, check: bool = False) -> None:
     # Inside some other repository git would look there and silently skip everything.
     environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tree.parent)}
     command = ["git", "apply", *(["--check"] if check else []), str(mutant.path)]
-    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise BadMutant(f"{mutant.name} does not apply any more:\n{done.stderr.strip()}")
+    process = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+    if process.returncode:
+        raise BadMutant(f"{mutant.name} does not apply any more:\n{process.stderr.strip()}")
 
 
 def run_tests(tree: Path, tests: Sequence[str], limit: float) -> Verdict:
@@ -156,7 +156,7 @@ def control_seconds(tests: Sequence[str]) -> float:
     """
     with copied_tree() as tree:
         code = "import engine, gateway; print(engine.__file__, gateway.__file__, sep='\\n')"
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", code],
             cwd=tree,
             env={**os.environ, "PYTHONPATH": str(tree)},
@@ -164,7 +164,7 @@ def control_seconds(tests: Sequence[str]) -> float:
             check=True,
             text=True,
         )
-        for imported in done.stdout.splitlines():
+        for imported in process.stdout.splitlines():
             if not Path(imported).resolve().is_relative_to(tree.resolve()):
                 raise BadMutant(f"the copy's tests would import {imported}")
         verdict = run_tests(tree, tests, CONTROL_SECONDS)

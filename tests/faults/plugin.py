@@ -130,13 +130,17 @@ def marked_turn(gateway: str, seed: int = 1) -> dict[str, Any]:
 def look_at_leases(vllm: Plugged, gateway: str, findings: Findings) -> None:
     first = marked_turn(gateway)
     second = marked_turn(gateway)
-    written = first["cache_creation_input_tokens"]
-    findings.note("turn 1 writes", written, written > 0)
-    read = second["cache_read_input_tokens"]
-    findings.note("turn 2 reads what turn 1 wrote", read, read == written)
+    written_tokens = first["cache_creation_input_tokens"]
+    findings.note("turn 1 writes", written_tokens, written_tokens > 0)
+    read_tokens = second["cache_read_input_tokens"]
+    findings.note("turn 2 reads what turn 1 wrote", read_tokens, read_tokens == written_tokens)
     flooded = flood(vllm, 3 * NUM_BLOCKS * BLOCK_SIZE)
-    read = marked_turn(gateway)["cache_read_input_tokens"]
-    findings.note(f"read after {flooded} tokens through vLLM's own route", read, read == written)
+    read_tokens = marked_turn(gateway)["cache_read_input_tokens"]
+    findings.note(
+        f"read after {flooded} tokens through vLLM's own route",
+        read_tokens,
+        read_tokens == written_tokens,
+    )
 
 
 def flood(vllm: Plugged, tokens: int) -> int:

@@ -109,13 +109,13 @@ DAMAGES: dict[str, Callable[[Path, random.Random, Path], None]] = {
 def damage(journal: Path, earlier: Path, rng: random.Random) -> list[str]:
     """Damage one file, sometimes up to three; in words what was done to each."""
     there = [name for name in FILES if (journal / name).exists()]
-    done = []
+    damages = []
     for name in rng.sample(there, rng.choice((1, 1, 1, 2, 3))):
         kind = rng.choice(list(DAMAGES))
         if (journal / name).exists() and (journal / name).stat().st_size:
             DAMAGES[kind](journal / name, rng, earlier / name)
-            done.append(f"{name} {kind}")
-    return done
+            damages.append(f"{name} {kind}")
+    return damages
 
 
 def counts_of(turn_id: str) -> FinalCounts:
@@ -142,18 +142,18 @@ async def prepare(data: Path) -> list[str]:
     turns = [_turn(journal, number) for number in range(1, OPEN + CLOSED + DRAINED + 1)]
     for number, turn in enumerate(turns):
         await journal.open(turn)
-        done = number - OPEN
-        if done < 0:
+        place = number - OPEN
+        if place < 0:
             continue
-        counts = counts_of(turns[done].id)
+        counts = counts_of(turns[place].id)
         assert counts.usage is not None
-        turns[done].take_usage(counts.usage)
-        turns[done].outcome = "stop"
-        turns[done].output_tokens = counts.output_tokens
-        await journal.close(turns[done])
-        if done < DRAINED:
+        turns[place].take_usage(counts.usage)
+        turns[place].outcome = "stop"
+        turns[place].output_tokens = counts.output_tokens
+        await journal.close(turns[place])
+        if place < DRAINED:
             await drain.step()
-        if done == DRAINED // 2:
+        if place == DRAINED // 2:
             shutil.copytree(data, data.parent / "earlier")
     shutil.copytree(data, data.parent / "killed")
     await ledger.close()
@@ -268,8 +268,8 @@ def trial(seed: int, prepared: Path, turn_ids: list[str], *, is_process: bool) -
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
         shutil.copytree(prepared / "killed", data)
-        done = damage(data / "journal", prepared / "earlier" / "journal", rng)
-        outcome = Outcome(done)
+        damages = damage(data / "journal", prepared / "earlier" / "journal", rng)
+        outcome = Outcome(damages)
         # Engines keep the counts of whatever is not in the ledger.
         unacknowledged = turn_ids[DRAINED:]
         if is_process:

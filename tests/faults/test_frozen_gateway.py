@@ -38,8 +38,8 @@ def test_a_frozen_gateway_blames_no_engine_and_loses_no_turn(tmp_path: Path) -> 
         )
 
         def ask(number: int, num_tokens: int = NUM_TOKENS) -> httpx.Response:
-            said = [{"role": "user", "content": f"Question {number}?"}]
-            body = {"model": "synthetic", "max_tokens": num_tokens, "messages": said}
+            messages = [{"role": "user", "content": f"Question {number}?"}]
+            body = {"model": "synthetic", "max_tokens": num_tokens, "messages": messages}
             return client.post(MESSAGES, json={**body, "stream": number % 2 == 0})
 
         with ThreadPoolExecutor(16) as pool:

@@ -56,12 +56,14 @@ def check_round(answers: list[dict[str, Any]]) -> Counter[str]:
     for answer in answers:
         usage = answer["usage"]
         extension = answer["holdfast"]
-        read = usage["cache_read_input_tokens"]
-        written = usage["cache_creation_input_tokens"]
-        assert read + written == PREFIX_TOKENS and (read == 0 or written == 0), answer
-        assert (extension["miss_reason"] is None) == (read > 0), answer
-        prompt = read + written + usage["input_tokens"]
-        reused = read + extension["automatic_tokens"]
+        read_tokens = usage["cache_read_input_tokens"]
+        written_tokens = usage["cache_creation_input_tokens"]
+        assert read_tokens + written_tokens == PREFIX_TOKENS and (
+            read_tokens == 0 or written_tokens == 0
+        ), answer
+        assert (extension["miss_reason"] is None) == (read_tokens > 0), answer
+        prompt = read_tokens + written_tokens + usage["input_tokens"]
+        reused = read_tokens + extension["automatic_tokens"]
         assert reused + extension["computed_tokens"] == prompt, answer
         computed += extension["computed_tokens"]
         reasons[extension["miss_reason"] or "read"] += 1
@@ -83,6 +85,6 @@ def test_a_cold_prefix_is_computed_once_and_read_once_it_is_there(tmp_path: Path
         counters = fleet.stats(0)["counters"]
     reasons = sum((check_round(replies) for replies in answers), Counter[str]())
     told("F13", rounds=rounds, clients=clients, computed_once=rounds, answers=dict(reasons))
-    said = sum(a["holdfast"]["computed_tokens"] for replies in answers for a in replies)
-    assert counters["computed_tokens"] == said
+    computed_tokens = sum(a["holdfast"]["computed_tokens"] for replies in answers for a in replies)
+    assert counters["computed_tokens"] == computed_tokens
     assert reasons["in_progress_race"] > 0

@@ -146,11 +146,11 @@ def test_no_text_makes_a_pattern_of_ours_backtrack(name: str) -> None:
     for unit in [*UNITS.split(), " ", "\n", "\t", "a ", " \n", "20 ", "Jan ", "1 Jan", "Monday, "]:
         for end in ("", "!", "\0\n"):
             text = unit * (LENGTH // len(unit)) + end
-            written = text.encode() if isinstance(pattern.pattern, bytes) else text
+            subject = text.encode() if isinstance(pattern.pattern, bytes) else text
             began = time.process_time()
             if name not in ANCHORED:
-                for _ in pattern.finditer(written):
+                for _ in pattern.finditer(subject):
                     pass
-            pattern.match(written)
-            pattern.fullmatch(written)
+            pattern.match(subject)
+            pattern.fullmatch(subject)
             assert time.process_time() - began < SECONDS, repr(unit)

@@ -125,12 +125,12 @@ class Player:
             recompute if isinstance(recompute, int) else math.ceil(recompute * size)
         )
         tokens = want[0]
-        read = want[1]
+        read_tokens = want[1]
         short = want[2]
         long = want[3]
-        classes = ["read"] * read + ["1h"] * long + ["5m"] * short + ["input"] * tokens
+        classes = ["read"] * read_tokens + ["1h"] * long + ["5m"] * short + ["input"] * tokens
         entry = self._documents.get(key)
-        copied = range(max(end - size + recomputed, read), end)
+        copied = range(max(end - size + recomputed, read_tokens), end)
         if entry is None:
             entry = self._documents[key] = Entry(document.ttl)
             for place in copied:
@@ -231,15 +231,15 @@ class Player:
         elif want is not None and turn.keep is None and turn.document is None:
             self._compare_marks(turn, number, got, want[1])
 
-    def _compare_marks(self, turn: Turn, number: int, got: Outcome, read: int) -> None:
+    def _compare_marks(self, turn: Turn, number: int, got: Outcome, read_tokens: int) -> None:
         """A breakpoint has a reason where the reference reads less than what stands up to it."""
         ends = self.server.machines.sizes(turn).ends
         marked = sorted(resolved(turn.talk, turn.marks))
         has_reason = [reason is not None for reason in got.missed]
-        if has_reason != [ends[segment] > read for segment in marked]:
+        if has_reason != [ends[segment] > read_tokens for segment in marked]:
             self.differences.append(
                 f"seed {self._seed} turn {number}: missed {got.missed}, the reference model reads"
-                f" {read} tokens of marks at {[ends[segment] for segment in marked]}"
+                f" {read_tokens} tokens of marks at {[ends[segment] for segment in marked]}"
             )
         self.tally.update(f"mark: {reason}" for reason in got.missed if reason is not None)
 
@@ -249,17 +249,17 @@ class Player:
         if got.usage is None:
             self.tally["refused"] += 1
             return
-        _, read, short, long = got.usage
-        self.tally["hits"] += read > 0
-        self.tally["full hits"] += read > 0 and short + long == 0
-        self.tally["partial hits"] += read > 0 and short + long > 0
+        _, read_tokens, short, long = got.usage
+        self.tally["hits"] += read_tokens > 0
+        self.tally["full hits"] += read_tokens > 0 and short + long == 0
+        self.tally["partial hits"] += read_tokens > 0 and short + long > 0
         self.tally["5m writes"] += short > 0
         self.tally["1h writes"] += long > 0
-        self.tally["read tokens"] += read
+        self.tally["read tokens"] += read_tokens
         self.tally["written tokens"] += short + long
-        self.tally["exact hits"] += turn.keep is None and turn.document is None and read > 0
+        self.tally["exact hits"] += turn.keep is None and turn.document is None and read_tokens > 0
         self.tally["compressed"] += turn.keep is not None
-        self.tally["compressed hits"] += turn.keep is not None and read > 0
+        self.tally["compressed hits"] += turn.keep is not None and read_tokens > 0
         self.tally["of other scopes"] += turn.scope > 0
         self.tally["of the second model"] += turn.model > 0
         self.tally["automatic markers"] += turn.marks.automatic is not None

@@ -25,8 +25,8 @@ EPHEMERAL = {"type": "ephemeral"}
 
 def frames(*steps: Frame, output_tokens: int = 9) -> Script:
     def script(request: GenerateRequest, _: InputUsage) -> list[Frame | float | bytes]:
-        done = Done(request_id=request.request_id, output_tokens=output_tokens)
-        return [*steps, done]
+        last = Done(request_id=request.request_id, output_tokens=output_tokens)
+        return [*steps, last]
 
     return script
 

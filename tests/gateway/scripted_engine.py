@@ -224,13 +224,13 @@ class ScriptedEngine:
         digests = {name.segment: name.digest for name in request.names if name.characters is None}
         marked = [(b, ends[b.segment], digests[b.segment]) for b in request.breakpoints]
         keys = [(request.scope, tokens, digest) for _, tokens, digest in marked]
-        read = max((key[1] for key in keys if key in self.entries), default=0)
-        writes = protocol.split_writes(((tokens, b.ttl) for b, tokens, _ in marked), read)
+        read_tokens = max((key[1] for key in keys if key in self.entries), default=0)
+        writes = protocol.split_writes(((tokens, b.ttl) for b, tokens, _ in marked), read_tokens)
         self.entries.update(keys)
         usage = protocol.InputUsage(
-            input_tokens=total - read - sum(writes.values()),
-            cache_read_tokens=read,
-            computed_tokens=total - read,
+            input_tokens=total - read_tokens - sum(writes.values()),
+            cache_read_tokens=read_tokens,
+            computed_tokens=total - read_tokens,
             **{protocol.WRITE_FIELDS[ttl]: tokens for ttl, tokens in writes.items()},
         )
         reports = [
@@ -240,7 +240,7 @@ class ScriptedEngine:
                 tokens=tokens,
                 ttl=b.ttl,
                 expires_in_seconds=300.0,
-                missed=None if tokens <= read else "grew" if read else "cold",
+                missed=None if tokens <= read_tokens else "grew" if read_tokens else "cold",
             )
             for b, tokens, _ in marked
         ]

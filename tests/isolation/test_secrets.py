@@ -74,9 +74,9 @@ def caged(folder: Path) -> Iterator[Cage]:
         logs=logs,
     ) as stack:
         key_id, key = new_key(data, WORKSPACE)
-        said = {"configured key": api_key, "key": key, "admin key": ADMIN_KEY}
-        said |= {"engine secret": ENGINE_SECRET, "master secret": MASTER_SECRET}
-        yield Cage(stack, data, logs, key_id, key, said)
+        secrets = {"configured key": api_key, "key": key, "admin key": ADMIN_KEY}
+        secrets |= {"engine secret": ENGINE_SECRET, "master secret": MASTER_SECRET}
+        yield Cage(stack, data, logs, key_id, key, secrets)
 
 
 def conversation(cage: Cage, dialect: str) -> dict[str, Any]:
@@ -265,10 +265,10 @@ def tables(path: Path) -> str:
     )
 
 
-def hits(places: dict[str, bytes], said: dict[str, str]) -> list[str]:
+def hits(places: dict[str, bytes], secrets: dict[str, str]) -> list[str]:
     """Where which secret is, plain or in a usual disguise."""
     matches = []
-    for kind, secret in said.items():
+    for kind, secret in secrets.items():
         plain = secret.encode()
         disguises = {plain, plain.hex().encode(), plain[::-1]}
         # Base64 of it within a longer text, wherever that begins: without the ends that may differ.

@@ -49,12 +49,12 @@ def ended(*arguments: str | Path, **changes: str) -> "subprocess.CompletedProces
     )
 
 
-def only_line(done: "subprocess.CompletedProcess[str]", name: str = "run") -> str:
+def only_line(process: "subprocess.CompletedProcess[str]", name: str = "run") -> str:
     """The one line of an error; nothing else may be said."""
-    assert done.returncode in (1, 2), done.stderr + done.stdout
-    assert "Traceback" not in done.stdout + done.stderr
-    lines = done.stderr.splitlines()
-    assert len(lines) == 1 and lines[0].startswith(f"{name}: "), done.stderr
+    assert process.returncode in (1, 2), process.stderr + process.stdout
+    assert "Traceback" not in process.stdout + process.stderr
+    lines = process.stderr.splitlines()
+    assert len(lines) == 1 and lines[0].startswith(f"{name}: "), process.stderr
     return lines[0]
 
 

@@ -224,17 +224,17 @@ def test_prometheus_of_attach_is_told_what_its_gateway_is_told(tmp_path: Path) -
     assert prometheus["extra_hosts"] == gateway["extra_hosts"]
     shell, mounted = prometheus["entrypoint"]
     text = (MONITORING / "targets" / "attach" / Path(mounted).name).read_text("utf-8")
-    written = tmp_path / "engines.yml"
+    engines_path = tmp_path / "engines.yml"
     (tmp_path / "prometheus").write_text('#!/bin/sh\nprintf %s "$*"\n')
     (tmp_path / "prometheus").chmod(0o755)
-    script = text.replace("/tmp/engines.yml", str(written))
+    script = text.replace("/tmp/engines.yml", str(engines_path))
     assert script != text
     engines = "engine-0=http://[::1]:8000/holdfast , http://b:8100,c=https://c/holdfast"
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOLDFAST_ENGINES": engines}
     command = [shell, "-c", script, "start", "--config.file=x", "--storage=y"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "--config.file=x --storage=y"
-    (group,) = yaml.safe_load(written.read_text("utf-8"))
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert process.stdout == "--config.file=x --storage=y"
+    (group,) = yaml.safe_load(engines_path.read_text("utf-8"))
     assert group["targets"] == [engine.strip() for engine in engines.split(",")]
 
 
@@ -249,7 +249,7 @@ def test_attaching_takes_the_words_of_scripts_run(tmp_path: Path) -> None:
     secret = ("--secret", "secret-of-the-vllm")
     first = ("--attach", "http://gpu-1:8000/holdfast")
     second = ("--attach", "https://gpu-2/holdfast")
-    for wrong, said in (
+    for wrong, words in (
         (first, "--attach needs --secret"),
         (secret, "that --attach names"),
         (("--attach", "gpu-1:8000", *secret), "must be an address"),
@@ -258,9 +258,9 @@ def test_attaching_takes_the_words_of_scripts_run(tmp_path: Path) -> None:
         ((*first, "--secret", "of several words"), "must be of letters"),
         (("--attached", "x"), "the options are --attach and --secret"),
     ):
-        done = run_compose_env(tmp_path, "attach", *wrong)
-        assert done.returncode == 2 and said in done.stderr, wrong
-        assert len(done.stderr.splitlines()) == 1
+        process = run_compose_env(tmp_path, "attach", *wrong)
+        assert process.returncode == 2 and words in process.stderr, wrong
+        assert len(process.stderr.splitlines()) == 1
     assert run_compose_env(tmp_path, "scale", *first, *secret).returncode == 2
     assert run_compose_env(tmp_path, "attach", *first, *second, *secret).returncode == 0
     text = (tmp_path / "made.env").read_text("utf-8")
@@ -323,9 +323,9 @@ def test_the_keys_are_made_once_and_a_gateway_and_an_engine_read_them(tmp_path: 
     assert gateway.engine_secret == engine.secret
     assert gateway.api_key and gateway.api_key.get_secret_value() == keys["HOLDFAST_API_KEY"]
     assert first["database/password"] in gateway.database_url
-    said = summary(keys, {"PUBLISHED_GATEWAY_PORT": "9090"})
-    assert all(key in said for key in keys.values()) and "127.0.0.1:9090/v1/messages" in said
-    assert not any(first[name] in said for name in ("gateway/master_secret", "database/password"))
+    output = summary(keys, {"PUBLISHED_GATEWAY_PORT": "9090"})
+    assert all(key in output for key in keys.values()) and "127.0.0.1:9090/v1/messages" in output
+    assert not any(first[name] in output for name in ("gateway/master_secret", "database/password"))
 
 
 def test_what_env_names_goes_before_what_was_made_and_is_not_printed(tmp_path: Path) -> None:

@@ -22,29 +22,29 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 def test_the_story_ends_in_one_sentence_with_what_was_measured(run: Run) -> None:
-    done = ended("demo", "--data", run.data, "--model", "synthetic")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("synthetic, with a memory of 32,768 tokens")
-    said = done.stdout.splitlines()
+    process = ended("demo", "--data", run.data, "--model", "synthetic")
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.startswith("synthetic, with a memory of 32,768 tokens")
+    lines = process.stdout.splitlines()
     assert re.fullmatch(
         r"\d+ times sooner: [\d.]+ s → [\d.]+ s; after a flood of [\d,]+ tokens still [\d.]+ s, "
         r"and [\d.]+ s without a lease\.",
-        said[-1],
-    ), said[-1]
-    written = re.findall(r"([\d,]+) tokens written", done.stdout)
-    assert re.findall(r"([\d,]+) tokens read", done.stdout) == [*written, *written]
-    (flood,) = re.findall(r"([\d,]+) tokens in \d+ s", done.stdout)
+        lines[-1],
+    ), lines[-1]
+    written_counts = re.findall(r"([\d,]+) tokens written", process.stdout)
+    assert re.findall(r"([\d,]+) tokens read", process.stdout) == [*written_counts, *written_counts]
+    (flood,) = re.findall(r"([\d,]+) tokens in \d+ s", process.stdout)
     assert int(flood.replace(",", "")) > 2048 * 16
-    assert "\r" not in done.stdout, "a file gets no live line"
+    assert "\r" not in process.stdout, "a file gets no live line"
 
 
 def test_a_wrong_key_is_told_and_the_stored_one_is_tried(run: Run, tmp_path: Path) -> None:
     wrong_keys = {"HOLDFAST_API_KEY": "hf-wrong", "HOLDFAST_ADMIN_KEY": "hf-admin-wrong"}
-    said = only_line(ended("demo", "--url", run.url, "--data", tmp_path, **wrong_keys), "demo")
-    assert f"{run.url} refuses the key of the environment; set HOLDFAST_ADMIN_KEY" in said
+    message = only_line(ended("demo", "--url", run.url, "--data", tmp_path, **wrong_keys), "demo")
+    assert f"{run.url} refuses the key of the environment; set HOLDFAST_ADMIN_KEY" in message
     assert ended("demo", "--data", run.data, **wrong_keys).returncode == 0
-    said = only_line(ended("demo", "--data", run.data, "--model", "other"), "demo")
-    assert said.endswith("serves no other; --model is one of: synthetic")
+    message = only_line(ended("demo", "--data", run.data, "--model", "other"), "demo")
+    assert message.endswith("serves no other; --model is one of: synthetic")
 
 
 def test_what_does_not_run_or_is_no_gateway_is_told(tmp_path: Path) -> None:

@@ -34,8 +34,8 @@ def run_program(tree: Path, *needs: str) -> "subprocess.CompletedProcess[str]":
 
 def show(tree: Path, needs: list[str]) -> str:
     """Both files that `--show` writes, one behind the other."""
-    done = run_program(tree, *needs)
-    assert done.returncode == 0, done.stderr
+    process = run_program(tree, *needs)
+    assert process.returncode == 0, process.stderr
     return "".join((tree / "shown" / name).read_text("utf-8") for name in FILES)
 
 
@@ -79,8 +79,8 @@ def test_packages_are_installed_from_what_is_needed_alone(path: Path, tree: Path
     for name in FILES:
         shutil.copy(tree / "shown" / name, tree / name)
     assert show(tree, needs) == before, "shown again from what was shown it is the same"
-    done = run_program(tree, "nothing")
-    assert done.returncode == 1 and "`nothing` is neither" in done.stderr
+    process = run_program(tree, "nothing")
+    assert process.returncode == 1 and "`nothing` is neither" in process.stderr
 
 
 IMPORTS_ALL = """
@@ -106,5 +106,5 @@ def test_an_image_has_every_module_that_its_program_imports(package: str, tmp_pa
             else:
                 shutil.copy(ROOT / source, into)
     command = [sys.executable, "-c", IMPORTS_ALL.format(package=package)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr[-2000:]

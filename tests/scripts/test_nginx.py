@@ -151,8 +151,8 @@ def test_a_stream_passes_as_it_is_made_and_operators_routes_do_not(tmp_path: Pat
         assert answer.is_whole and answer.first_seconds is not None, answer.error
         seconds = NUM_TOKENS * DECODE_MS / 1000
         assert answer.seconds - answer.first_seconds > seconds / 2, "the proxy kept it back"
-    written = first.usage["cache_creation_input_tokens"]
-    assert written and second.usage["cache_read_input_tokens"] == written
+    written_tokens = first.usage["cache_creation_input_tokens"]
+    assert written_tokens and second.usage["cache_read_input_tokens"] == written_tokens
     assert hidden == [404, 404]
     assert models.status_code == 200 and "nginx" in models.headers["server"]
 

@@ -58,7 +58,7 @@ def whole(request: Request) -> list[int]:
 def slow_lru(trace: Trace, num_blocks: int) -> int:
     """Blocks read, by looking at the times of use of every block."""
     used: dict[int, tuple[int, int]] = {}
-    read = 0
+    num_read = 0
     for number, request in enumerate(trace.requests):
         if not fits(request, num_blocks):
             continue
@@ -76,8 +76,8 @@ def slow_lru(trace: Trace, num_blocks: int) -> int:
             del used[victim]
         for place, block in enumerate(whole(request)):
             used[block] = (number, -place)
-        read += hit
-    return read
+        num_read += hit
+    return num_read
 
 
 def best(trace: Trace, num_blocks: int) -> int:
@@ -88,7 +88,7 @@ def best(trace: Trace, num_blocks: int) -> int:
             continue
         after: dict[frozenset[int], int] = {}
         needed = set(request.blocks)
-        for blocks, read in reached.items():
+        for blocks, num_read in reached.items():
             hit = 0
             for block in readable(request):
                 if block not in blocks:
@@ -99,7 +99,7 @@ def best(trace: Trace, num_blocks: int) -> int:
             for count in range(min(room, len(unneeded)) + 1):
                 for spared in combinations(unneeded, count):
                     state = frozenset(spared) | set(whole(request))
-                    after[state] = max(after.get(state, 0), read + hit)
+                    after[state] = max(after.get(state, 0), num_read + hit)
         reached = after
     return max(reached.values())
 

@@ -28,7 +28,7 @@ SYNTHETIC = ("--engine", "synthetic", "--no-dashboard", "--engine-arg")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "words"),
     [
         (["--engine", "vllm"], "VLLM_PYTHON"),
         (["--port", "65500"], "between 1 and 65114"),
@@ -44,9 +44,9 @@ SYNTHETIC = ("--engine", "synthetic", "--no-dashboard", "--engine-arg")
         (["--attach", "http://127.0.0.1:1", *SECRET, "--engines", "2"], "leave it out"),
     ],
 )
-def test_an_unserved_option_exits_2(tmp_path: Path, arguments: list[str], said: str) -> None:
-    done = ended(*arguments, "--data", tmp_path / "data", VLLM_PYTHON="/no/such/python")
-    assert done.returncode == 2 and said in done.stderr
+def test_an_unserved_option_exits_2(tmp_path: Path, arguments: list[str], words: str) -> None:
+    process = ended(*arguments, "--data", tmp_path / "data", VLLM_PYTHON="/no/such/python")
+    assert process.returncode == 2 and words in process.stderr
 
 
 def test_a_name_that_is_almost_a_setting_is_told() -> None:
@@ -68,8 +68,10 @@ def test_a_port_in_use_names_it_and_a_command_with_free_ones(tmp_path: Path) -> 
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", base + ENGINES_ABOVE))
         listener.listen()
-        said = refused(tmp_path, "--port", str(base))
-    assert f"{base + ENGINES_ABOVE} (for the engine)" in said and "scripts/run --port " in said
+        message = refused(tmp_path, "--port", str(base))
+    assert (
+        f"{base + ENGINES_ABOVE} (for the engine)" in message and "scripts/run --port " in message
+    )
 
 
 class Elsewhere(BaseHTTPRequestHandler):
@@ -123,8 +125,8 @@ def test_data_that_can_not_be_used_is_told(tmp_path: Path) -> None:
     file.touch()
     assert f"{file} is a file; name a directory" in refused(tmp_path, "--data", file)
     assert f"{file} is a file; name a directory" in refused(tmp_path, "--data", file / "below")
-    said = refused(tmp_path, "--data", "/proc/no-directory-of-ours")
-    assert "can't be written to" in said and "name another directory" in said
+    message = refused(tmp_path, "--data", "/proc/no-directory-of-ours")
+    assert "can't be written to" in message and "name another directory" in message
     secrets.parent.mkdir()
     values = {name: "x" * 32 for name in ("api_key", "admin_key", "engine_secret")}
     for content in ("{", "4", "null", json.dumps({**values, "master_secret": 4})):
@@ -141,9 +143,9 @@ def test_a_full_disk_is_told(tmp_path: Path) -> None:
     if subprocess.run([*unshare, mount], capture_output=True).returncode != 0:
         pytest.skip("needs a mount namespace")
     command = [*unshare, f"{mount}; exec {sys.executable} -m scripts.runner --data {tmp_path}"]
-    done = subprocess.run(command, cwd=ROOT, env=environment({}), capture_output=True, text=True)
-    said = only_line(done)
-    assert "is full: 1 MiB are free and 64 needed" in said and "another --data" in said
+    process = subprocess.run(command, cwd=ROOT, env=environment({}), capture_output=True, text=True)
+    message = only_line(process)
+    assert "is full: 1 MiB are free and 64 needed" in message and "another --data" in message
 
 
 def test_a_model_that_is_none_is_told(tmp_path: Path) -> None:
@@ -153,9 +155,9 @@ def test_a_model_that_is_none_is_told(tmp_path: Path) -> None:
     assert "neither a directory here nor a hub id" in refused(tmp_path, "--model", "a b")
     shutil.copytree(DEMO_MODEL, model)
     (model / "tokenizer.json").unlink()
-    said = refused(tmp_path, "--model", model, "--no-dashboard")
-    assert "the engine ended with status 1: `model`: " in said and "no tokenizer.json" in said
-    assert "engine.log" in said
+    message = refused(tmp_path, "--model", model, "--no-dashboard")
+    assert "the engine ended with status 1: `model`: " in message and "no tokenizer.json" in message
+    assert "engine.log" in message
     (model / "model.safetensors").rename(model / "model.gguf")
     assert "has no weights (*.safetensors)" in refused(tmp_path, "--model", model)
     (model / "config.json").unlink()
@@ -163,12 +165,12 @@ def test_a_model_that_is_none_is_told(tmp_path: Path) -> None:
 
 
 def test_a_wrong_setting_of_the_engine_is_told(tmp_path: Path) -> None:
-    said = refused(tmp_path, *SYNTHETIC, "num_blocks=3")
-    assert "ENGINE_NUM_BLOCKS: Input should be greater than or equal to 8" in said
-    said = refused(tmp_path, *SYNTHETIC, "no_such=3")
-    assert "`--engine-arg no_such` is no engine setting" in said
-    said = refused(tmp_path, *SYNTHETIC, "num_block=3")
-    assert "no engine setting: did you mean `num_blocks`?" in said
+    message = refused(tmp_path, *SYNTHETIC, "num_blocks=3")
+    assert "ENGINE_NUM_BLOCKS: Input should be greater than or equal to 8" in message
+    message = refused(tmp_path, *SYNTHETIC, "no_such=3")
+    assert "`--engine-arg no_such` is no engine setting" in message
+    message = refused(tmp_path, *SYNTHETIC, "num_block=3")
+    assert "no engine setting: did you mean `num_blocks`?" in message
 
 
 def test_a_data_directory_has_one_owner_at_a_time_and_nobody_else_reads_it(tmp_path: Path) -> None:
@@ -191,8 +193,8 @@ def test_a_data_directory_has_one_owner_at_a_time_and_nobody_else_reads_it(tmp_p
 def test_a_new_clone_reads_the_command_before_anything_is_installed() -> None:
     """Python without its packages: `scripts/run` installs them itself."""
     command = [sys.executable, "-S", "-c", "import scripts.runner.supervisor"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
 
 
 @pytest.mark.parametrize("is_killed", [True, False])

@@ -60,13 +60,13 @@ def test_two_run_side_by_side_and_each_keeps_its_data_to_itself(tmp_path: Path) 
     with started(tmp_path / "one", *LIGHT) as first, started(tmp_path / "two", *LIGHT) as second:
         for run in (first, second):
             run.wait_said(RUNNING)
-            written = usage_of_example(run)["cache_creation_input_tokens"]
-            assert usage_of_example(run)["cache_read_input_tokens"] == written > 1024
-        said = only_line(ended("--port", str(second.base), "--data", first.data, *LIGHT))
-        assert f"used by another scripts/run (process {first.process.pid}, {first.url})" in said
+            written_tokens = usage_of_example(run)["cache_creation_input_tokens"]
+            assert usage_of_example(run)["cache_read_input_tokens"] == written_tokens > 1024
+        message = only_line(ended("--port", str(second.base), "--data", first.data, *LIGHT))
+        assert f"used by another scripts/run (process {first.process.pid}, {first.url})" in message
         assert key_of(first) != key_of(second)
         assert first.end() == 0 and first.said.endswith("==> stopping\nstopped\n")
-        assert usage_of_example(second)["cache_read_input_tokens"] == written
+        assert usage_of_example(second)["cache_read_input_tokens"] == written_tokens
         second.process.kill()
         second.process.wait()
         wait_gone(second.mark)
@@ -82,8 +82,8 @@ def test_engines_that_run_elsewhere_are_attached(
         with started(tmp_path, *attach) as run:
             run.wait_said(RUNNING)
             assert f"{engine.url}  (attached)" in run.said
-            written = usage_of_example(run)["cache_creation_input_tokens"]
-            assert usage_of_example(run)["cache_read_input_tokens"] == written > 1024
+            written_tokens = usage_of_example(run)["cache_creation_input_tokens"]
+            assert usage_of_example(run)["cache_read_input_tokens"] == written_tokens > 1024
             body = {"model": "claude-sonnet-5", "max_tokens": 1}
             body["messages"] = [{"role": "user", "content": "hello"}]
             headers = headers_of(key_of(run))
@@ -283,8 +283,8 @@ def test_the_sample_month_is_shown_and_the_demo_says_that_it_serves_no_turn(tmp_
         spaces = httpx.get(f"{run.url}/admin/v1/workspaces", headers=admin, timeout=60)
         assert spaces.status_code == 200 and len(spaces.json()) > 2, spaces.text
         check_live_engines(Admin(run.url, stored.admin_key))
-        said = only_line(ended("demo", "--data", run.data), "demo")
-        assert "shows sample data; start scripts/run without --sample" in said
+        message = only_line(ended("demo", "--data", run.data), "demo")
+        assert "shows sample data; start scripts/run without --sample" in message
         assert run.end() == 0
 
 

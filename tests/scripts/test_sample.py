@@ -83,11 +83,11 @@ def test_a_month_is_one_that_the_contract_allows_and_shows_what_the_dashboard_is
     for turn in month:
         counts = (turn.input_tokens, turn.cache_read_tokens, turn.automatic_tokens)
         assert min(*counts, turn.computed_tokens, turn.output_tokens) >= 0
-        written = turn.cache_write_5m_tokens + turn.cache_write_1h_tokens
-        prompt = turn.input_tokens + turn.cache_read_tokens + written
+        written_tokens = turn.cache_write_5m_tokens + turn.cache_write_1h_tokens
+        prompt = turn.input_tokens + turn.cache_read_tokens + written_tokens
         assert turn.computed_tokens == prompt - turn.cache_read_tokens - turn.automatic_tokens
         if turn.miss_reason in ("no_breakpoint", "below_minimum"):
-            assert turn.cache_read_tokens == written == 0
+            assert turn.cache_read_tokens == written_tokens == 0
         for mark in turn.marks or ():
             is_read = mark.tokens is not None and mark.tokens <= turn.cache_read_tokens
             assert (mark.missed is None) == is_read, "a reason for what was not read alone"
@@ -113,8 +113,12 @@ def test_a_month_is_one_that_the_contract_allows_and_shows_what_the_dashboard_is
 @pytest.mark.parametrize("app", APPS, ids=lambda app: app.workspace)
 def test_what_engines_are_asked_has_the_months_lengths_and_names(app: App) -> None:
     arrival = Arrival(ms=1, app=app, prompt=0, talk=1, turn=1, key="k")
-    said: list[tuple[Role, str, int]] = [("user", "a", 90), ("assistant", "b", 7), ("user", "c", 5)]
-    prompt = SamplePrompt(arrival, said, 0, "of the month")
+    messages: list[tuple[Role, str, int]] = [
+        ("user", "a", 90),
+        ("assistant", "b", 7),
+        ("user", "c", 5),
+    ]
+    prompt = SamplePrompt(arrival, messages, 0, "of the month")
     request = prompt.request("id", "of the engines", 3)
     rendered = SyntheticRenderer().render(request.prompt, thinking=False, scope=request.scope)
     assert [span.end for span in rendered.segments] == prompt.lengths
@@ -151,10 +155,10 @@ def test_the_months_leases_ended_as_its_turns_say(filled: Filled) -> None:
     ((came_late,),) = rows(database, late)
     assert 0 < came_late <= leases.expired
     assert set(leases.lost) == {"restart"} and not (leases.not_known or leases.held)
-    written = select(func.count()).where(
+    query = select(func.count()).where(
         TurnRow.cache_write_5m_tokens + TurnRow.cache_write_1h_tokens > 0
     )
-    ((num_writes,),) = rows(database, written)
+    ((num_writes,),) = rows(database, query)
     assert leases.expired + leases.lost["restart"] <= 2 * num_writes, "two marks a turn at most"
     of_day = ask(database, lambda ledger: leases_kept(ledger, DAY, nothing_answers))
     assert 0 < of_day.expired < leases.expired

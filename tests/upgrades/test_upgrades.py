@@ -184,7 +184,7 @@ def test_an_engines_store_gives_its_leases_back(state: Path, figures: dict[str, 
     engine = StoredEngine(state / "store", wall=wall)
     try:
         assert engine.stats.restored_leases == 1
-        written = figures["store"]["written_1h_tokens"]
-        assert written == 22 and read_of(engine.say(PREFIX, [77])) == written
+        written_tokens = figures["store"]["written_1h_tokens"]
+        assert written_tokens == 22 and read_of(engine.say(PREFIX, [77])) == written_tokens
     finally:
         engine.kill()

@@ -85,8 +85,8 @@ def test_tools_in_another_order_v23(vector: Vector) -> None:
     body, *_ = vector.body(tool("t", 750), tool("u", 750), *levels()[1:])
     assert usage(vector.world.post("messages", body)) == (0, 3000)
     body["tools"].reverse()
-    read, written = usage(vector.world.post("messages", body))
-    assert read == 0 and written > 2900
+    read_tokens, written_tokens = usage(vector.world.post("messages", body))
+    assert read_tokens == 0 and written_tokens > 2900
 
 
 def test_the_order_of_keys_in_a_calls_input_matters_v28(vector: Vector) -> None:
@@ -98,10 +98,10 @@ def test_the_order_of_keys_in_a_calls_input_matters_v28(vector: Vector) -> None:
     )
     call = body["messages"][1]["content"][0]
     call["input"] = {"a": 1, "b": 2}
-    read, written = usage(vector.world.post("messages", body))
-    assert read == 0 and written > 3000
+    read_tokens, written_tokens = usage(vector.world.post("messages", body))
+    assert read_tokens == 0 and written_tokens > 3000
     call["input"] = {"b": 2, "a": 1}
-    assert usage(vector.world.post("messages", body)) == (2000, written - 2000)
+    assert usage(vector.world.post("messages", body)) == (2000, written_tokens - 2000)
 
 
 def test_a_system_message_in_the_midst_loses_nothing_v29(vector: Vector) -> None:
@@ -145,9 +145,9 @@ def test_an_image_that_is_added_loses_nothing_before_it_v24(vector: Vector) -> N
     source = {"type": "url", "url": "https://example.com/x.png"}
     image = {"type": "image", "source": source, "cache_control": MARK}
     body["messages"][0]["content"].append(image)
-    read, written = usage(vector.world.post("messages", body))
-    assert read == 2000 and written > 50
-    assert usage(vector.world.post("messages", body)) == (read + written, 0)
+    read_tokens, written_tokens = usage(vector.world.post("messages", body))
+    assert read_tokens == 2000 and written_tokens > 50
+    assert usage(vector.world.post("messages", body)) == (read_tokens + written_tokens, 0)
 
 
 # Errors.
@@ -360,9 +360,9 @@ def test_what_was_written_is_read_in_the_next_turn_v130(vector: Vector) -> None:
     message = 0
     held_tokens = 0
     for turn in range(8):
-        _, read, written, _ = vector.ask(*blocks, auto="5m", at=turn * 299.0)
-        assert read == held_tokens
-        held_tokens = read + written
+        _, read_tokens, written_tokens, _ = vector.ask(*blocks, auto="5m", at=turn * 299.0)
+        assert read_tokens == held_tokens
+        held_tokens = read_tokens + written_tokens
         for index in range(rng.choice([1, 5, 18])):
             name = f"a{turn}.{index}"
             blocks.append(said(name, rng.randint(60, 90), message=message + 1))

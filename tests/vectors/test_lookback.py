@@ -66,35 +66,35 @@ def test_an_entry_is_found_over_any_number_of_positions(
     vector: Vector, path: str, body: Body, steps: int
 ) -> None:
     texts = texts_of(vector, steps + 1)
-    read, written = counts(vector, path, body(texts[:1], {0}))
-    assert (read, written > 1024) == (0, True)
+    read_tokens, written_tokens = counts(vector, path, body(texts[:1], {0}))
+    assert (read_tokens, written_tokens > 1024) == (0, True)
     again, more = counts(vector, path, body(texts, {steps}))
-    assert (again, more > 0) == (written, True)
+    assert (again, more > 0) == (written_tokens, True)
     # What was written at the end is read there, and goes before the shorter entry.
-    assert counts(vector, path, body(texts, {steps})) == (written + more, 0)
+    assert counts(vector, path, body(texts, {steps})) == (written_tokens + more, 0)
 
 
 @OPENAI
 @pytest.mark.parametrize("num", [80, 81])
 def test_the_latest_80_breakpoints_count(vector: Vector, path: str, body: Body, num: int) -> None:
     texts = texts_of(vector, num)
-    _, written = counts(vector, path, body(texts[:1], {0}))
-    read, more = counts(vector, path, body(texts, range(num)))
+    _, written_tokens = counts(vector, path, body(texts[:1], {0}))
+    read_tokens, more = counts(vector, path, body(texts, range(num)))
     # With 81 the entry is at the 81st. Four are written, so the others are none.
-    assert read == (written if num == 80 else 0)
-    assert more > (0 if num == 80 else written)
+    assert read_tokens == (written_tokens if num == 80 else 0)
+    assert more > (0 if num == 80 else written_tokens)
 
 
 @pytest.mark.parametrize(("steps", "is_found"), [(19, True), (20, False)])
 def test_messages_keep_twenty_positions(vector: Vector, steps: int, is_found: bool) -> None:
     texts = texts_of(vector, steps + 1)
-    _, written = counts(vector, "messages", messages(texts[:1], {0}))
-    read, _ = counts(vector, "messages", messages(texts, {steps}))
-    assert read == (written if is_found else 0)
+    _, written_tokens = counts(vector, "messages", messages(texts[:1], {0}))
+    read_tokens, _ = counts(vector, "messages", messages(texts, {steps}))
+    assert read_tokens == (written_tokens if is_found else 0)
 
 
 def test_what_a_dialect_wrote_is_found_by_the_readers_rule(vector: Vector) -> None:
     texts = texts_of(vector, 41)
-    _, written = counts(vector, "messages", messages(texts[:1], {0}))
-    read, _ = counts(vector, "chat/completions", chat(texts, {40}))
-    assert read == written
+    _, written_tokens = counts(vector, "messages", messages(texts[:1], {0}))
+    read_tokens, _ = counts(vector, "chat/completions", chat(texts, {40}))
+    assert read_tokens == written_tokens

@@ -24,8 +24,8 @@ async def main() -> None:
     agent = Agent(name="looker", model=model, instruction=handbook, tools=[look])
     runner = InMemoryRunner(agent=agent, app_name="app")
     session = await runner.session_service.create_session(app_name="app", user_id="user")
-    said = types.Content(role="user", parts=[types.Part(text=prompt)])
-    async for event in runner.run_async(user_id="user", session_id=session.id, new_message=said):
+    message = types.Content(role="user", parts=[types.Part(text=prompt)])
+    async for event in runner.run_async(user_id="user", session_id=session.id, new_message=message):
         if event.is_final_response() and event.content and event.content.parts:
             print(event.content.parts[0].text)
 

@@ -73,9 +73,11 @@ class Talk(ABC):
         client left before it heard of the usage."""
 
 
-def usage_of(read: int, extension: dict[str, Any]) -> Usage:
-    """`read` without what was reused unmarked."""
-    return Usage(read + extension["automatic_tokens"], read + extension["written_tokens"])
+def usage_of(read_tokens: int, extension: dict[str, Any]) -> Usage:
+    """`read_tokens` are without what was reused unmarked."""
+    return Usage(
+        read_tokens + extension["automatic_tokens"], read_tokens + extension["written_tokens"]
+    )
 
 
 class InMessages(Talk):
@@ -115,9 +117,9 @@ class InMessages(Talk):
             return None
         extension: Any = (answer.model_extra or {})["holdfast"]
         usage = answer.usage
-        read = usage.cache_read_input_tokens or 0
-        written = usage.cache_creation_input_tokens or 0
-        return Usage(read + extension["automatic_tokens"], read + written)
+        read_tokens = usage.cache_read_input_tokens or 0
+        written_tokens = usage.cache_creation_input_tokens or 0
+        return Usage(read_tokens + extension["automatic_tokens"], read_tokens + written_tokens)
 
 
 class InChat(Talk):
@@ -143,14 +145,14 @@ class InChat(Talk):
         }
         holdfast: dict[str, Any] = {}
         usage = None
-        said: dict[str, Any] = {"role": "assistant", "content": ""}
+        message: dict[str, Any] = {"role": "assistant", "content": ""}
         calls: dict[int, dict[str, Any]] = {}
         with self.sdk() as sdk, sdk.chat.completions.create(**body) as chunks:
             for number, chunk in enumerate(chunks, 1):
                 holdfast |= (chunk.model_extra or {}).get("holdfast") or {}
                 usage = chunk.usage or usage
                 for choice in chunk.choices:
-                    said["content"] += choice.delta.content or ""
+                    message["content"] += choice.delta.content or ""
                     for piece in choice.delta.tool_calls or []:
                         call = calls.setdefault(
                             piece.index,
@@ -164,8 +166,8 @@ class InChat(Talk):
                 if number == cut.events:
                     break
         if calls:
-            said["tool_calls"] = [*calls.values()]
-        self.history.append(said)
+            message["tool_calls"] = [*calls.values()]
+        self.history.append(message)
         self.history += [
             {"role": "tool", "tool_call_id": call["id"], "content": RESULT}
             for call in calls.values()
@@ -254,10 +256,10 @@ class InGemini(Talk):
             return None
         # The SDK leaves out what it does not know: the turn's row says what was written.
         row = Admin(self.stack.gateway).recorded(last.response_id or "")
-        read = row["cache_read_tokens"]
-        assert (last.usage_metadata.cached_content_token_count or 0) == read
-        written = sum(row[f"cache_write_{ttl}_tokens"] for ttl in ("5m", "1h", "12h"))
-        return Usage(read + row["automatic_tokens"], read + written)
+        read_tokens = row["cache_read_tokens"]
+        assert (last.usage_metadata.cached_content_token_count or 0) == read_tokens
+        written_tokens = sum(row[f"cache_write_{ttl}_tokens"] for ttl in ("5m", "1h", "12h"))
+        return Usage(read_tokens + row["automatic_tokens"], read_tokens + written_tokens)
 
     def config(self, cut: Cut) -> types.GenerateContentConfig:
         function = types.FunctionDeclaration(**ABOUT, parameters_json_schema=CITY)

@@ -51,10 +51,12 @@ def test_anthropic(client: Anthropic, caching: str) -> None:
         else:
             answer = client.messages.create(**body)
         usage = answer.usage
-        read = usage.cache_read_input_tokens
-        written = usage.cache_creation_input_tokens
-        assert read is not None and written is not None
-        turns.append(Turn(usage.input_tokens + read + written, read, written))
+        read_tokens = usage.cache_read_input_tokens
+        written_tokens = usage.cache_creation_input_tokens
+        assert read_tokens is not None and written_tokens is not None
+        turns.append(
+            Turn(usage.input_tokens + read_tokens + written_tokens, read_tokens, written_tokens)
+        )
         messages.append({"role": "assistant", "content": answer.content})
         return answer
 
@@ -105,8 +107,8 @@ def test_openai(openai: OpenAI) -> None:
             answer = openai.chat.completions.create(**body)
             extension = answer.model_extra["holdfast"]
         usage = answer.usage
-        read = usage.prompt_tokens_details.cached_tokens - extension["automatic_tokens"]
-        turns.append(Turn(usage.prompt_tokens, read, extension["written_tokens"]))
+        read_tokens = usage.prompt_tokens_details.cached_tokens - extension["automatic_tokens"]
+        turns.append(Turn(usage.prompt_tokens, read_tokens, extension["written_tokens"]))
         message = answer.choices[0].message
         messages.append(message.model_dump(include={"role", "content", "tool_calls"}))
         return message
@@ -152,8 +154,8 @@ def test_google_interactions(stack: Stack) -> None:
             previous = interaction.id
             usage = interaction.usage
             extension = interaction.model_extra["holdfast"]
-            read = usage.total_cached_tokens
-            turns.append(Turn(usage.total_input_tokens, read, extension["written_tokens"]))
+            read_tokens = usage.total_cached_tokens
+            turns.append(Turn(usage.total_input_tokens, read_tokens, extension["written_tokens"]))
             steps.extend(step.model_dump(exclude_none=True) for step in interaction.steps)
             return [
                 {"type": "function_result", "call_id": step.id, "result": "sunny"}

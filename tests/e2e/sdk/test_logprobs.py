@@ -69,12 +69,12 @@ def test_responses_tell_them_in_events_and_items(openai: OpenAI) -> None:
     assert all(len(token.top_logprobs) == 2 for token in part.logprobs)
     events = list(openai.responses.create(**request, stream=True))
     deltas = [e for e in events if e.type == "response.output_text.delta"]
-    [done] = [e for e in events if e.type == "response.output_text.done"]
+    [end_event] = [e for e in events if e.type == "response.output_text.done"]
     chosen = [token.token for event in deltas for token in event.logprobs]
     assert (
         chosen
         == [token.token for token in part.logprobs]
-        == [token.token for token in done.logprobs]
+        == [token.token for token in end_event.logprobs]
     )
 
 

@@ -36,14 +36,14 @@ def test_marked_parts_are_written_once_and_then_read(openai: OpenAI, client: Ant
     message = client.messages.create(
         model=MODEL, max_tokens=40, system=marked(text), messages=[QUESTION]
     )
-    read = message.usage.cache_read_input_tokens
-    assert read is not None and read > 3000
-    assert cached(first.usage) == (0, read)
+    read_tokens = message.usage.cache_read_input_tokens
+    assert read_tokens is not None and read_tokens > 3000
+    assert cached(first.usage) == (0, read_tokens)
     automatic = second.model_extra["holdfast"]["automatic_tokens"]
     assert automatic < 100, "only the question, which nobody marked"
-    assert cached(second.usage) == (read + automatic, 0)
+    assert cached(second.usage) == (read_tokens + automatic, 0)
     assert second.usage.prompt_tokens == first.usage.prompt_tokens
-    assert second.usage.prompt_tokens == message.usage.input_tokens + read
+    assert second.usage.prompt_tokens == message.usage.input_tokens + read_tokens
     assert second.choices[0].message.content == first.choices[0].message.content
     assert "lease" in second.choices[0].message.content
     [report] = second.model_extra["holdfast"]["breakpoints"]
@@ -55,10 +55,10 @@ def test_marking_what_is_in_memory_writes_without_computing(openai: OpenAI) -> N
     explicit = {"prompt_cache_options": {"mode": "explicit"}}
     chat(openai, {"role": "system", "content": text}, extra_body=explicit)
     answer = chat(openai, {"role": "system", "content": marked(text)})
-    reused, written = cached(answer.usage)
+    reused, written_tokens = cached(answer.usage)
     extension = answer.model_extra["holdfast"]
     assert reused == extension["automatic_tokens"] > 0
-    assert written == extension["written_tokens"] - min(reused, extension["written_tokens"])
+    assert written_tokens == extension["written_tokens"] - min(reused, extension["written_tokens"])
 
 
 def test_a_stream_says_what_the_whole_answer_says(openai: OpenAI) -> None:

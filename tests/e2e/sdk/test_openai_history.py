@@ -30,23 +30,23 @@ def test_a_search_of_the_clients_own_leads_to_a_call(openai: OpenAI) -> None:
         "tools": [SEARCH, WEATHER],
         "prompt_cache_options": {"mode": "implicit"},
     }
-    said: list[Any] = [system, HI]
-    first = create(**body, input=said, tool_choice={"type": "tool_search"})
+    items: list[Any] = [system, HI]
+    first = create(**body, input=items, tool_choice={"type": "tool_search"})
     [search] = first.output
     assert search.type == "tool_search_call" and set(search.arguments) == {"city"}
     output = {**search.model_dump(), "type": "tool_search_output", "tools": [WEATHER]}
     output = {name: output[name] for name in ("type", "call_id", "execution", "status", "tools")}
-    said += [*first.output, output]
+    items += [*first.output, output]
     forced = {"type": "function", "name": "get_weather"}
-    second = create(**body, input=said, tool_choice=forced)
+    second = create(**body, input=items, tool_choice=forced)
     [call] = second.output
     assert (call.type, call.name) == ("function_call", "get_weather")
     answer = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny."}
-    third = create(**body, input=[*said, *second.output, answer])
+    third = create(**body, input=[*items, *second.output, answer])
     assert third.status in ("completed", "incomplete")
     for earlier, later in ((first, second), (second, third)):
-        written = earlier.usage.input_tokens
-        assert later.usage.input_tokens_details.cached_tokens >= written - 16
+        prompt_tokens = earlier.usage.input_tokens
+        assert later.usage.input_tokens_details.cached_tokens >= prompt_tokens - 16
 
 
 def test_a_custom_tool_of_chat_is_forced_and_answered(openai: OpenAI) -> None:
@@ -64,19 +64,19 @@ def test_a_custom_tool_of_chat_is_forced_and_answered(openai: OpenAI) -> None:
 
 def test_generating_nothing_writes_what_the_next_turn_reads(openai: OpenAI) -> None:
     create: Any = openai.responses.create
-    said = [{"role": "developer", "content": handbook(61)}, HI]
-    ready = create(**BODY, input=said, extra_body={"generate": False})
-    written = ready.usage.input_tokens_details.cache_write_tokens
-    assert (ready.output, ready.usage.output_tokens) == ([], 0) and written > 1000
-    turn = create(**BODY, input=[*said, HI])
-    assert turn.usage.input_tokens_details.cached_tokens >= written
+    messages = [{"role": "developer", "content": handbook(61)}, HI]
+    ready = create(**BODY, input=messages, extra_body={"generate": False})
+    written_tokens = ready.usage.input_tokens_details.cache_write_tokens
+    assert (ready.output, ready.usage.output_tokens) == ([], 0) and written_tokens > 1000
+    turn = create(**BODY, input=[*messages, HI])
+    assert turn.usage.input_tokens_details.cached_tokens >= written_tokens
 
 
 # The SDK's type of a message in an output is the assistant's.
 @pytest.mark.filterwarnings("ignore:Pydantic serializer")
 def test_a_compaction_is_gone_on_with(openai: OpenAI) -> None:
-    said: list[Any] = [HI, {"role": "assistant", "content": "A hold on blocks."}, HI]
-    compacted = openai.responses.compact(model=MODEL, input=said)
+    items: list[Any] = [HI, {"role": "assistant", "content": "A hold on blocks."}, HI]
+    compacted = openai.responses.compact(model=MODEL, input=items)
     assert compacted.object == "response.compaction" and compacted.usage.output_tokens > 0
     *users, item = compacted.output
     assert [user.type for user in users] == ["message", "message"] and item.type == "compaction"

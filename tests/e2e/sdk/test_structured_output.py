@@ -113,11 +113,11 @@ def test_a_forced_tool_is_called_and_its_result_goes_back(
     jsonschema.validate(block.input, SCHEMA)
     assert message.stop_reason == "tool_use"
     result = {"type": "tool_result", "tool_use_id": block.id, "content": "Sunny."}
-    said: list[Any] = [
+    messages: list[Any] = [
         {"role": "assistant", "content": message.content},
         {"role": "user", "content": [result, {"type": "text", "text": "So?"}]},
     ]
-    again = client.messages.create(**request, max_tokens=40, messages=[*QUESTION, *said])
+    again = client.messages.create(**request, max_tokens=40, messages=[*QUESTION, *messages])
     assert again.stop_reason in ("end_turn", "tool_use", "max_tokens")
 
 

@@ -83,8 +83,8 @@ def prompt_of(
         ],
     )
     exact = query(generate_request, num_blocks)
-    said = ExactRequest(request=generate_request, query=exact, begins=prepared.begins)
-    return approximations.prompt_of(said, new_cache(num_blocks))
+    exact_request = ExactRequest(request=generate_request, query=exact, begins=prepared.begins)
+    return approximations.prompt_of(exact_request, new_cache(num_blocks))
 
 
 def ask(text: str, *names: Name, **fields: object) -> GenerateRequest:
@@ -145,8 +145,8 @@ def test_what_shapes_a_draw_is_a_field_of_requests_and_of_draws() -> None:
     [neutral] = new_samples(ask("a", sampling=Sampling(max_tokens=1)), description())
     assert {name: getattr(neutral, name) for name in NEUTRAL} == NEUTRAL
     for name in NEUTRAL:
-        said = Sampling(max_tokens=1, **{name: 0.5})
-        [drawn] = new_samples(ask("a", sampling=said), description())
+        sampling = Sampling(max_tokens=1, **{name: 0.5})
+        [drawn] = new_samples(ask("a", sampling=sampling), description())
         assert getattr(drawn, name) == 0.5
 
 

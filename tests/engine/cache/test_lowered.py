@@ -145,14 +145,14 @@ SIX = (1, 2, 3, 4, 5, 6)
 """A full block of four tokens and a part of another."""
 
 
-@pytest.mark.parametrize("done", range(6))
-def test_a_killed_engine_left_no_journal_of_an_entry_without_its_files(done: int) -> None:
+@pytest.mark.parametrize("num_steps", range(6))
+def test_a_killed_engine_left_no_journal_of_an_entry_without_its_files(num_steps: int) -> None:
     """`restart` fails where the journal tells of a file that is not there."""
     world = World(num_blocks=20, store_blocks=40)
     finished(world, "red", SIX)
     save(world)
     save(world)
-    work(world, done)
+    work(world, num_steps)
     restart(world, is_planned=False)
     world.check()
 

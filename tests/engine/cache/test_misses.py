@@ -27,9 +27,9 @@ def reasons_of(world: World, *segments: tuple[int, ...], marks: list[int], **mor
     assert world.begin(life)
     world.bring_back(life)
     world.compute(life, life.pending)
-    written = world.start(life)
+    start = world.start(life)
     world.end(life)
-    return Told(written.miss_reason, [missed_of(report) for report in written.breakpoints])
+    return Told(start.miss_reason, [missed_of(report) for report in start.breakpoints])
 
 
 def missed_of(report: BreakpointReport) -> Missed:
@@ -60,11 +60,11 @@ def test_each_breakpoint_has_the_reason_of_its_own_entry() -> None:
     world = World(num_blocks=20)
     world.end(world.run("red", [FIVE, (6,), (7,)], {0: "1h", 1: "5m", 2: "5m"}))
     world.wait(301)
-    said = reasons_of(world, FIVE, (6,), (7,), marks=[0, 1, 2])
-    assert said == ("ttl_expired", [None, "ttl_expired", "ttl_expired"])
+    reasons = reasons_of(world, FIVE, (6,), (7,), marks=[0, 1, 2])
+    assert reasons == ("ttl_expired", [None, "ttl_expired", "ttl_expired"])
     world.wait(301)
-    said = reasons_of(world, FIVE, (6,), (8,), marks=[0, 1, 2])
-    assert said == ("ttl_expired", [None, "ttl_expired", "grew"])
+    reasons = reasons_of(world, FIVE, (6,), (8,), marks=[0, 1, 2])
+    assert reasons == ("ttl_expired", [None, "ttl_expired", "grew"])
 
 
 def test_too_short_a_prefix_is_below_the_minimum_and_others_are_not() -> None:
@@ -87,8 +87,8 @@ def test_a_request_without_a_breakpoint_has_none_to_tell_of() -> None:
 def test_an_entry_too_far_back_is_told_of_the_breakpoints_behind_it() -> None:
     world = World(num_blocks=40, lease_share=0.0)
     finished(world, "red", *MANY[:4])
-    said = reasons_of(world, *MANY, marks=[1, 29])
-    assert said == ("lookback_exceeded", ["cold", "lookback_exceeded"])
+    reasons = reasons_of(world, *MANY, marks=[1, 29])
+    assert reasons == ("lookback_exceeded", ["cold", "lookback_exceeded"])
 
 
 def test_an_entry_too_far_back_is_told_also_of_a_turn_that_read_another() -> None:
@@ -141,9 +141,9 @@ def test_a_prefix_that_another_request_computes_is_a_race_of_its_breakpoint_alon
         assert world.begin(life)
         world.compute(life, life.pending)
     world.start(first)
-    written = world.start(second)
-    assert written.miss_reason == "cold", "the request's is that of its last breakpoint"
-    assert [missed_of(report) for report in written.breakpoints] == ["in_progress_race", "cold"]
+    start = world.start(second)
+    assert start.miss_reason == "cold", "the request's is that of its last breakpoint"
+    assert [missed_of(report) for report in start.breakpoints] == ["in_progress_race", "cold"]
 
 
 def test_a_copy_that_is_not_whole_was_damaged() -> None:
@@ -155,13 +155,13 @@ def test_a_copy_that_is_not_whole_was_damaged() -> None:
     flood(world, start=2000)
     for index in range(len(world.disk.files)):
         damage(world, index, is_torn=False)
-    said = reasons_of(world, TWELVE, marks=[0])
-    assert said.marks == ["damaged"]
+    reasons = reasons_of(world, TWELVE, marks=[0])
+    assert reasons.marks == ["damaged"]
 
 
 @pytest.mark.parametrize("num_read", [1, 2])
 def test_what_is_read_in_full_never_has_a_reason(num_read: int) -> None:
     world = World(num_blocks=20)
     world.end(world.run("red", [FIVE, (6,)], {num_read - 1: "5m"}))
-    said = reasons_of(world, FIVE, (6,), marks=[0, 1])
-    assert [reason is None for reason in said.marks] == [True, num_read == 2]
+    reasons = reasons_of(world, FIVE, (6,), marks=[0, 1])
+    assert [reason is None for reason in reasons.marks] == [True, num_read == 2]

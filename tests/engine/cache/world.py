@@ -283,20 +283,20 @@ class World:
                 extended = life.query.arrived_at + TTLS[ttl].seconds
                 known.expires_at = max(known.expires_at, extended)
                 known.used_at = self.now
-        written = self.cache.write(life.query, life.found, life.table, self.now)
-        usage = written.usage
+        start = self.cache.write(life.query, life.found, life.table, self.now)
+        usage = start.usage
         assert min(life.computed, default=len(tokens)) >= life.found.read, "read, yet computed"
         assert usage.prompt_tokens == len(tokens)
         assert usage.cache_read_tokens == life.found.read
         assert usage.computed_tokens == len(tokens) - life.found.reused
         hit = life.found.hit.tokens if life.found.hit is not None else 0
-        for report in written.breakpoints:
+        for report in start.breakpoints:
             end = life.query.segments[report.segment].end or 0
             assert (report.missed is None) == (end <= hit), "a reason for what was not read alone"
         life.is_started = True
         note_yielded(self, scope, before)
         note_new_leases(self)
-        return written
+        return start
 
     def decode(self, life: Life, token: int) -> bool:
         """One more token of an answer; False when there is no room for its predecessor's KV."""
@@ -395,14 +395,14 @@ class World:
             if known.is_promised and entry is not None and entry.lease_tier == "device":
                 promised.append(known)
         self.entries.leases.take_ended()
-        done = self.entries.leases.sacrifice()
-        assert done == bool(promised)
+        has_sacrificed = self.entries.leases.sacrifice()
+        assert has_sacrificed == bool(promised)
         for ended in self.entries.leases.take_ended():
             assert ended.reason == "sacrificed"
             known = self.expected[self.meaning[ended.entry.key]]
             assert known.expires_at == min(p.expires_at for p in promised)
             known.is_promised = False
-        return done
+        return has_sacrificed
 
     # What must hold at any time.
 

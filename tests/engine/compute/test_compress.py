@@ -236,15 +236,15 @@ def test_own_first_layers_before_anothers_compute_what_torch_does(
         model.num_blocks, model.block_size
     )
     prompt = random_prompt(rng, 120, 150)
-    read = 93
+    read_tokens = 93
     free = [BlockId(block) for block in rng.sample(range(model.num_blocks), 23)]
     table = free[:20]
     spare = free[20:]
-    run_in_turn(sibling_runner, new_works(prompt[:read], [40], table))
+    run_in_turn(sibling_runner, new_works(prompt[:read_tokens], [40], table))
     content = [bytes(part) for part in sibling_runner.save(table)]
     with torch.inference_mode():
         caches = [
-            network(torch.tensor([prompt[:read]])).past_key_values
+            network(torch.tensor([prompt[:read_tokens]])).past_key_values
             for network in (model.plain, sibling)
         ]
     num_layers = model.plain.config.num_hidden_layers
@@ -254,11 +254,13 @@ def test_own_first_layers_before_anothers_compute_what_torch_does(
         # In two steps, the first of two works of one sequence.
         first, second, third = [
             Work(token_ids=prompt[begin:end], start=begin, block_table=table)
-            for begin, end in ((0, 30), (30, 31), (31, read))
+            for begin, end in ((0, 30), (30, 31), (31, read_tokens))
         ]
         runner.write_layers([first, second], depth)
         runner.write_layers([third], depth)
-        last = Work(token_ids=prompt[read:], start=read, block_table=table, sample=GREEDY)
+        last = Work(
+            token_ids=prompt[read_tokens:], start=read_tokens, block_table=table, sample=GREEDY
+        )
         logits = runner.logits([last])[0]
         # The same in parts, from blocks of the sibling's to others, but for what was there.
         copier = model.runner()
@@ -267,18 +269,26 @@ def test_own_first_layers_before_anothers_compute_what_torch_does(
         compressor = KvCompressor(copier, Instructions([], [], []))
         before = copies[:3]
         behind = copies[3:]
-        list(compressor.take_over(depth, prompt[:read], Move([(0, 24)], table, copies)))
+        list(compressor.take_over(depth, prompt[:read_tokens], Move([(0, 24)], table, copies)))
         copier.copy_blocks(list(zip(before, spare, strict=True)))
         moved = [*spare, *behind]
-        list(compressor.take_over(depth, prompt[:read], Move([(24, read)], table, moved)))
-        again = Work(token_ids=prompt[read:], start=read, block_table=moved, sample=GREEDY)
+        list(
+            compressor.take_over(
+                depth, prompt[:read_tokens], Move([(24, read_tokens)], table, moved)
+            )
+        )
+        again = Work(
+            token_ids=prompt[read_tokens:], start=read_tokens, block_table=moved, sample=GREEDY
+        )
         assert relative_difference(copier.logits([again])[0], logits) <= BOUND
         cache = DynamicCache()
         for layer in range(num_layers):
             rows = caches[0 if layer < depth else 1].layers[layer]
             cache.update(rows.keys, rows.values, layer)
         with torch.inference_mode():
-            wanted = model.plain(torch.tensor([prompt[read:]]), past_key_values=cache).logits[0, -1]
+            wanted = model.plain(
+                torch.tensor([prompt[read_tokens:]]), past_key_values=cache
+            ).logits[0, -1]
         assert relative_difference(logits, wanted) <= BOUND
         is_exact = relative_difference(logits, model.plain_logits(prompt)) <= BOUND
         assert is_exact == (depth == num_layers)

@@ -252,8 +252,8 @@ def test_the_image_has_what_the_engine_looks_for() -> None:
                 shutil.copy(ROOT / name, Path(folder, target))
         code = f"import {BUILDER}; print({BUILDER}.SOURCE.exists())"
         command = [sys.executable, "-S", "-c", code]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert done.stdout == "True\n", done.stderr
+        process = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert process.stdout == "True\n", process.stderr
     assert f"RUN python -m {BUILDER} /kernels" in stage
     assert f"COPY --from=kernels /kernels {BUILT.relative_to(ROOT)}\n" in text
 

@@ -173,9 +173,9 @@ def test_a_forced_call_and_an_answer_of_a_schema_validate(parts: Parts, kind: st
     for temperature in (3, 0) if kind not in ENDLESS else (3,):
         reply = answer(parts, turn_request, temperature=temperature)
         assert reply.finish == "tool_use", "the limit was meant to suffice"
-        [(name, written)] = reply.calls
+        [(name, arguments)] = reply.calls
         assert name == "made_up" and reply.text == ""
-        jsonschema.validate(json.loads(written), schema)
+        jsonschema.validate(json.loads(arguments), schema)
     reply = answer(parts, request([], schema=schema), temperature=2, seed=5)
     assert reply.finish == "stop"
     jsonschema.validate(json.loads(reply.text), schema)

@@ -177,12 +177,12 @@ def test_rows_that_are_no_sequences_write_to_a_block_that_nobody_has(models: Mod
     ]
     runner.execute(works)
     assert graphs_of(runner).num_launched == 1
-    written = {
+    slots = {
         (table[start // 8], start % 8) for table, start in ((w.block_table, w.start) for w in works)
     }
     for plane, was in zip((*pool.keys, *pool.values), before, strict=True):
         changed = (plane != was).flatten(2).any(-1).nonzero().tolist()
-        assert {(block, slot) for block, slot in changed} == written | {(64, 0)}
+        assert {(block, slot) for block, slot in changed} == slots | {(64, 0)}
 
 
 def plain_works() -> dict[str, Work]:

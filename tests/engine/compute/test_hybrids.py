@@ -166,8 +166,8 @@ def test_a_kept_state_is_the_same_wherever_it_was(tiny: TinyModel) -> None:
     saved_state = sequence.state
     work = sequence.next()
     assert saved_state is not None
-    read = runner.logits([work])[0]
-    assert_plain(tiny, read, prompt)
+    logits = runner.logits([work])[0]
+    assert_plain(tiny, logits, prompt)
     elsewhere = [sequence.place(number) for number in (4, 5, 6)]
     host = [BlockId(index) for index in range(num_state)]
     runner.copy_blocks(list(zip(saved_state, elsewhere[0], strict=True)))
@@ -177,7 +177,7 @@ def test_a_kept_state_is_the_same_wherever_it_was(tiny: TinyModel) -> None:
     runner.promote(list(zip(host, elsewhere[1], strict=True)))
     for state in elsewhere:
         again = replace(work, state=StateMove(state, sequence.place(7)))
-        assert torch.equal(runner.logits([again])[0], read)
+        assert torch.equal(runner.logits([again])[0], logits)
 
 
 def test_the_sizing_knows_what_a_state_takes(tiny: TinyModel) -> None:

@@ -162,7 +162,7 @@ def test_a_directory_loads_and_reports_its_progress(weights: Path) -> None:
     loaded = load_model(str(weights.parent), progress=lambda *stage: stages.append(stage))
     assert loaded.max_context_tokens == 64
     assert loaded.windows == [None, None]
-    assert [done for _, done in stages] == sorted(done for _, done in stages)
+    assert [fraction for _, fraction in stages] == sorted(fraction for _, fraction in stages)
     assert stages[-1] == ("ready", 1.0)
 
 

@@ -63,7 +63,9 @@ def test_a_package_that_is_missing_ends_the_start(wheel: Path) -> None:
         except RuntimeError as error:
             print(error)
     """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program, str(wheel)], capture_output=True, text=True, check=True
     )
-    assert done.stdout.startswith("holdfast can't be mounted: ") and "structlog" in done.stdout
+    assert (
+        process.stdout.startswith("holdfast can't be mounted: ") and "structlog" in process.stdout
+    )

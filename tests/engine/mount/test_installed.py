@@ -30,15 +30,15 @@ def test_every_module_can_be_imported(tmp_path: Path) -> None:
             importlib.import_module(module.name)
             print(module.name)
     """
-    done = subprocess.run(
+    process = subprocess.run(
         [os.environ["PLUGIN_PYTHON"], "-c", program],
         cwd=tmp_path,
         env=os.environ | ENVIRONMENT,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "holdfast_vllm.mount.endpoint" in done.stdout.splitlines()
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert "holdfast_vllm.mount.endpoint" in process.stdout.splitlines()
 
 
 def test_the_line_of_readme_serves(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ async def answer(root_path: str, path: str) -> str:
 
 @pytest.mark.parametrize("root_path", ["", "/vllm", "/a/b"])
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "answer_path"),
     [
         ("/v1/models", "models"),
         ("/holdfast/readyz", "ours /readyz"),
@@ -58,9 +58,9 @@ async def answer(root_path: str, path: str) -> str:
     ],
 )
 def test_the_mount_answers_with_and_without_the_prefix(
-    root_path: str, path: str, said: str
+    root_path: str, path: str, answer_path: str
 ) -> None:
-    assert asyncio.run(answer(root_path, path)) in (said, "")
+    assert asyncio.run(answer(root_path, path)) in (answer_path, "")
     assert asyncio.run(answer(root_path, root_path + path)) == asyncio.run(answer(root_path, path))
     if path != "/holdfast":  # Starlette redirects it
-        assert asyncio.run(answer(root_path, path)) == said
+        assert asyncio.run(answer(root_path, path)) == answer_path

@@ -143,12 +143,12 @@ class FakeRunner:
 
     def execute(self, works: Sequence[Work]) -> list[TokenId | None]:
         self.steps.append(list(works))
-        written: set[tuple[int, int]] = set()
+        slots: set[tuple[int, int]] = set()
         for work in works:
             for position, token in enumerate(work.token_ids, work.start):
                 slot = (work.block_table[position // self._size], position % self._size)
-                assert slot not in written, "two sequences write to one slot"
-                written.add(slot)
+                assert slot not in slots, "two sequences write to one slot"
+                slots.add(slot)
                 self.memory[slot[0]][slot[1]] = token
                 assert max(self.memory[slot[0]]) < STATE, "what is left of a state may be no number"
         for work in works:

@@ -115,8 +115,8 @@ def test_random_turns_of_both_kinds_answer_as_they_would_alone(
     kind: Literal["kept", "placed"], host_blocks: int
 ) -> None:
     # In life 1047 requests that wait hold what a document needs.
-    read = [read_in_a_random_life(kind, seed, host_blocks) for seed in (1047, *range(50))]
-    assert min(sum(exact for exact, _ in read), sum(approximate for _, approximate in read)) > 300
+    lives = [read_in_a_random_life(kind, seed, host_blocks) for seed in (1047, *range(50))]
+    assert min(sum(exact for exact, _ in lives), sum(approximate for _, approximate in lives)) > 300
 
 
 def read_in_a_random_life(
@@ -161,11 +161,11 @@ def read_in_a_random_life(
             engine.loop.cancel(rng.choice(turns).state.request_id)
     engine.finish(*turns)
     engine.check_idle()
-    read = [0, 0]
+    read_tokens = [0, 0]
     for turn in turns:
         if turn.started is not None:
-            read[isinstance(turn.state, ApproximateRequest)] += turn.usage.cache_read_tokens
-    return read[0], read[1]
+            read_tokens[isinstance(turn.state, ApproximateRequest)] += turn.usage.cache_read_tokens
+    return read_tokens[0], read_tokens[1]
 
 
 # Compressed prompts.

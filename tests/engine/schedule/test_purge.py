@@ -58,8 +58,8 @@ def test_a_purge_among_running_requests_changes_no_answer(seed: int) -> None:
             engine.finish(*running)
             running = []
     engine.finish(*running)
-    read = engine.done(words(STARTS["neighbour"], 20), marks={0: "5m"}, scope="neighbour")
-    assert read.started is not None
+    turn = engine.done(words(STARTS["neighbour"], 20), marks={0: "5m"}, scope="neighbour")
+    assert turn.started is not None
 
     assert purge(engine, "purged") == 0
     engine.step()

@@ -53,10 +53,10 @@ def test_decoding_goes_on_in_every_step_while_blocks_come_back() -> None:
     before = engine.host.num_promoted
     while not reader.is_over:
         promoted = engine.host.num_promoted
-        said = len(talker.answer())
+        num_tokens = len(talker.answer())
         engine.step()
         assert engine.host.num_promoted - promoted <= 2
-        assert len(talker.answer()) == said + 1
+        assert len(talker.answer()) == num_tokens + 1
     assert engine.host.num_promoted > before
     engine.finish(talker, reader)
     engine.check_idle()

@@ -129,9 +129,9 @@ def test_choices_of_a_prompt_of_one_token_begin_without_a_state() -> None:
 
 def test_a_mark_at_a_prompts_very_end_has_the_state_one_token_before() -> None:
     engine = Harness(state_blocks=1, scaffold=None)
-    for read in (0, 11):
+    for read_tokens in (0, 11):
         turn = engine.done(words(0, 12), marks={0: "5m"})
-        assert turn.usage.cache_read_tokens == read
+        assert turn.usage.cache_read_tokens == read_tokens
     longer = engine.done(words(0, 12), words(100, 5), marks={1: "5m"})
     assert longer.usage.cache_read_tokens == 11
 

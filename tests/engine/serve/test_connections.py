@@ -107,8 +107,8 @@ def test_requests_that_wait_on_a_connection_are_few_and_no_http_is_told_in_an_en
     answer = answer_to(engine, probe * 5000 + last)
     assert answer.count(b"HTTP/1.1 ") < 1000 and b"requests wait on the connection" in answer
     answer = answer_to(engine, b"\x16\x03\x01\x02\x00\x01\x00")
-    said = {"code": "invalid_request", "message": "the request is not valid HTTP"}
-    assert json.loads(answer.partition(b"\r\n\r\n")[2]) == said
+    error = {"code": "invalid_request", "message": "the request is not valid HTTP"}
+    assert json.loads(answer.partition(b"\r\n\r\n")[2]) == error
 
 
 async def slow_answer(scope: Any, receive: Any, send: Any) -> None:

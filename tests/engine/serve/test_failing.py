@@ -74,9 +74,9 @@ def test_the_end_of_the_engines_thread_ends_the_process_with_one_line_without_co
         process.kill()
         process.wait(EXIT_SECONDS)
     text = log.read_text("utf-8")
-    (said,) = [json.loads(line) for line in text.splitlines() if '"engine failed"' in line]
-    assert said["error"] == error
-    assert "in execute" in said["trace"] and said["trace"].rstrip().endswith(error)
+    (log_line,) = [json.loads(line) for line in text.splitlines() if '"engine failed"' in line]
+    assert log_line["error"] == error
+    assert "in execute" in log_line["trace"] and log_line["trace"].rstrip().endswith(error)
     assert SECRET_WORD not in text
 
 
@@ -165,8 +165,8 @@ async def test_an_error_that_no_caller_takes_is_counted_and_logged_without_conte
     loop.call_soon(lambda: {}[SECRET_WORD])
     await anyio.sleep(0.05)
     assert supervisor.ends[CALLBACKS] == 1
-    said = capsys.readouterr().out
-    assert "KeyError" in said and SECRET_WORD not in said
+    log_text = capsys.readouterr().out
+    assert "KeyError" in log_text and SECRET_WORD not in log_text
 
 
 def test_a_trace_has_causes_and_the_messages_of_the_machine_alone() -> None:

@@ -31,7 +31,7 @@ def engine(tmp_path: Path) -> StoredEngine:
 
 
 @pytest.fixture
-def written(engine: StoredEngine) -> StoredEngine:
+def stored_engine(engine: StoredEngine) -> StoredEngine:
     """With a prompt whose entry is in its files."""
     engine.say(PREFIX)
     engine.settle()
@@ -93,8 +93,8 @@ def test_what_is_told_as_stored_is_there_after_a_kill_at_that_moment(engine: Sto
         assert engine.stats.restored_leases == count
 
 
-def test_another_model_finds_nothing_and_says_so(written: StoredEngine) -> None:
-    again = written.restart(model="other")
+def test_another_model_finds_nothing_and_says_so(stored_engine: StoredEngine) -> None:
+    again = stored_engine.restart(model="other")
     usage = started(again.say(PREFIX)).usage
     assert usage.cache_read_tokens == usage.automatic_tokens == 0
     assert again.stats.misses == {"journal_other_model": 1}
@@ -169,14 +169,14 @@ def contents(path: Path) -> dict[Path, bytes]:
     ],
 )
 def test_a_directory_that_can_not_be_used_is_left_alone_and_costs_no_request(
-    written: StoredEngine, make: Callable[[StoredEngine], None], refused: str
+    stored_engine: StoredEngine, make: Callable[[StoredEngine], None], refused: str
 ) -> None:
-    make(written)
-    files = contents(written.path)
-    second = StoredEngine(written.path)
+    make(stored_engine)
+    files = contents(stored_engine.path)
+    second = StoredEngine(stored_engine.path)
     assert second.store is None and second.refused == refused
     assert read_of(second.say(PREFIX)) == 0 and read_of(second.say(PREFIX)) == 22
-    assert contents(written.path) == files
+    assert contents(stored_engine.path) == files
 
 
 def is_full(*_: object) -> Any:
@@ -208,12 +208,12 @@ def test_a_directory_that_is_full_at_the_start_is_tried_again(
     assert engine.stats.is_up and engine.stats.leases == 1
 
 
-def test_files_of_which_no_journal_tells_are_deleted(written: StoredEngine) -> None:
-    written.kill()
-    (written.path / "journal").unlink()
-    again = StoredEngine(written.path)
+def test_files_of_which_no_journal_tells_are_deleted(stored_engine: StoredEngine) -> None:
+    stored_engine.kill()
+    (stored_engine.path / "journal").unlink()
+    again = StoredEngine(stored_engine.path)
     again.settle()
-    assert not list(written.path.glob("blocks/*/*"))
+    assert not list(stored_engine.path.glob("blocks/*/*"))
     usage = started(again.say(PREFIX)).usage
     assert usage.cache_read_tokens == usage.automatic_tokens == 0
 

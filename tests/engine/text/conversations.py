@@ -57,11 +57,11 @@ class Conversations:
         draw = self._random.random
         messages: list[Message] = []
         if tools and draw() < 0.6:
-            said: list[Part] = [ThinkingPart(self.text())] if draw() < 0.5 else []
-            said += [TextPart(self.text())] if draw() < 0.5 else []
+            parts: list[Part] = [ThinkingPart(self.text())] if draw() < 0.5 else []
+            parts += [TextPart(self.text())] if draw() < 0.5 else []
             call = ToolUsePart(f"toolu_{turn:021}", self._random.choice(tools).name, self._input())
             result = ToolResultPart(call.id, self.text(), is_error=draw() < 0.1)
-            messages = [Message("assistant", [*said, call]), Message("user", [result])]
+            messages = [Message("assistant", [*parts, call]), Message("user", [result])]
         end: list[Part] = [ThinkingPart(self.text())] if draw() < 0.5 else []
         return [*messages, Message("assistant", [*end, TextPart(self.text())])]
 

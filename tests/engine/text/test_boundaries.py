@@ -153,9 +153,9 @@ def test_pieces_get_no_spaces_from_a_tokenizer_that_puts_one_first(kind: str) ->
     prompt = Prompt([text("user", "hello", "world"), text("assistant", "the words")])
     rendered = renderer.render(prompt, thinking=False)
     pieces = [renderer.tokenizer.id_to_token(token_id) or "" for token_id in rendered.token_ids]
-    written = "".join(pieces).replace("\u2581", " ").replace("<0x0A>", "\n")
-    assert "\n\nworld" in written
-    assert "hello\n" in written
+    prompt_text = "".join(pieces).replace("\u2581", " ").replace("<0x0A>", "\n")
+    assert "\n\nworld" in prompt_text
+    assert "hello\n" in prompt_text
 
 
 def test_offsets_inside_a_text_never_pass_their_point() -> None:
@@ -181,9 +181,9 @@ def test_dropped_thinking_costs_no_renders(monkeypatch: pytest.MonkeyPatch, temp
     messages = [text("user", "first")]
     for index in range(50):
         call = ToolUsePart(f"toolu_{index}", "get_time", {"zone": index, "strict": True})
-        said: list[Part] = [ThinkingPart(f"thought {index}"), TextPart("I look."), call]
+        parts: list[Part] = [ThinkingPart(f"thought {index}"), TextPart("I look."), call]
         messages += [
-            Message("assistant", said),
+            Message("assistant", parts),
             Message("user", [ToolResultPart(call.id, f"{index} o'clock")]),
             text("assistant", f"It is {index}."),
             text("user", "And now?"),
@@ -218,13 +218,13 @@ def test_indented_tools_keep_their_text_and_have_boundaries() -> None:
     placed = place_segments(source, conversation, thinking=False)
     assert placed.text == source.render(conversation.variables({}, thinking=False))
     for tool, place in zip(many, placed.places, strict=False):
-        written = placed.text[place.begin : place.end]
-        assert written.endswith("}") and written.count("function") == 2
-        assert f'"{tool.name}"' in written
+        segment_text = placed.text[place.begin : place.end]
+        assert segment_text.endswith("}") and segment_text.count("function") == 2
+        assert f'"{tool.name}"' in segment_text
 
 
 def test_tool_schemas_keep_their_order_and_letters() -> None:
     schema = {"type": "object", "properties": {"z": {"enum": ["<a>", "é"]}, "a": {}}}
     first = whole(demo_renderer(), Prompt([text("user", "x")], [Tool("t", schema)]))[0]
-    written = json.loads(first.removeprefix("<|im_start|>tools\n"))
-    assert json.dumps(written["function"]["parameters"]) == json.dumps(schema)
+    tool = json.loads(first.removeprefix("<|im_start|>tools\n"))
+    assert json.dumps(tool["function"]["parameters"]) == json.dumps(schema)

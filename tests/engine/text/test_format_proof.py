@@ -163,10 +163,14 @@ def test_a_call_that_is_cut_off_leaves_no_markup(name: str) -> None:
     for cut in sorted({end for _, end in offsets if end < len(text)}):
         parser = model.formats.new_parser(request(), is_open=False)
         deltas = [*parser.feed(text[:cut]), *parser.close(is_cut=True)]
-        said = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta)).strip()
+        answer_text = "".join(
+            delta.text for delta in deltas if isinstance(delta, TextDelta)
+        ).strip()
         # Before the first marker is whole nothing tells a call from text.
-        assert not said or (text.strip().startswith(said) and len(said) < 32), (cut, said)
-        assert "get_weather" not in said
+        assert not answer_text or (
+            text.strip().startswith(answer_text) and len(answer_text) < 32
+        ), (cut, answer_text)
+        assert "get_weather" not in answer_text
 
 
 @pytest.mark.parametrize("name", CALLING)
@@ -224,9 +228,9 @@ def test_a_turn_that_begins_with_the_end_of_thinking_has_none() -> None:
     for turn_request in (request(), request(thinking=True)):
         for text in (f"</mm:think>{call}", f"\n</mm:think>It is.{call}"):
             for cuts in ((), range(len(text))):
-                pairs, thought, said = read(model, text, turn_request, cuts)
+                pairs, thought, answer_text = read(model, text, turn_request, cuts)
                 assert pairs == [("get_weather", {"city": "Bern"})]
-                assert (thought, said) == ("", "It is." if "It is." in text else "")
+                assert (thought, answer_text) == ("", "It is." if "It is." in text else "")
 
 
 def test_tags_around_an_answer_are_text_within_one() -> None:
@@ -295,8 +299,8 @@ def test_text_and_the_templates_own_call_are_allowed_and_read(name: str) -> None
     deltas += parser.close()
     assert parser.finish == "tool_use"
     assert calls_of(deltas) == [("get_weather", GOOD)]
-    said = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
-    assert said.strip() == "I look it up, 1 < 2."
+    answer_text = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
+    assert answer_text.strip() == "I look it up, 1 < 2."
 
 
 @pytest.mark.parametrize("name", TRIGGERED)

@@ -178,16 +178,16 @@ def test_parallel_calls_with_any_ids_and_text_behind_results_can_be_replayed(nam
     results = [ToolResultPart(call_id, f"result {call_id[:4]}") for call_id in ids.values()]
     reply = Message("user", [*results, TextPart("So?")])
     prompt = Prompt([user("Both?"), Message("assistant", [*calls]), reply], TOOLS)
-    written = text_of(name, prompt)
-    assert written.count("get_weather") >= 3
-    places = [written.index(phrase) for phrase in ('"A"', '"B"', "result call", "So?")]
+    prompt_text = text_of(name, prompt)
+    assert prompt_text.count("get_weather") >= 3
+    places = [prompt_text.index(phrase) for phrase in ('"A"', '"B"', "result call", "So?")]
     assert places == sorted(places)
 
 
-def said(name: str, written: str, *, thinking: bool = False) -> tuple[list[str], int]:
+def kinds_said(name: str, text: str, *, thinking: bool = False) -> tuple[list[str], int]:
     """The kinds of delta that a model's text becomes, in order, and the thinking tokens."""
     parser = renderer(name).parser(request("Hi", thinking=thinking))
-    tokens = renderer(name).tokenizer.encode(written, add_special_tokens=False).ids
+    tokens = renderer(name).tokenizer.encode(text, add_special_tokens=False).ids
     deltas = [delta for token in tokens for delta in parser.feed(token)] + [*parser.close()]
     return list(dict.fromkeys(type(delta).__name__ for delta in deltas)), parser.thinking_tokens
 
@@ -196,10 +196,10 @@ def test_thinking_that_the_template_opened_is_thinking() -> None:
     assert text_of("deepseek-r1", Prompt([user("Hi")])).endswith("<think>\n")
     head = renderer("deepseek-r1").tokenizer.encode("Hm, well.</think>").ids
     expected = ["ThinkingDelta", "TextDelta"]
-    assert said("deepseek-r1", "Hm, well.</think>\n\nHello.") == (expected, len(head))
+    assert kinds_said("deepseek-r1", "Hm, well.</think>\n\nHello.") == (expected, len(head))
     # Where the turn is the model's own to open, an answer without tags is an answer.
-    assert said("qwen3", "Hello.", thinking=True) == (["TextDelta"], 0)
-    kinds, count = said("magistral", "[THINK]Hm.[/THINK]Hello.")
+    assert kinds_said("qwen3", "Hello.", thinking=True) == (["TextDelta"], 0)
+    kinds, count = kinds_said("magistral", "[THINK]Hm.[/THINK]Hello.")
     assert kinds == expected and count > 2
 
 

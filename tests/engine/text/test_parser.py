@@ -68,9 +68,9 @@ def blocks_of(deltas: Sequence[Delta]) -> list[Block]:
             case ToolUseStart():
                 pairs.append((delta.name, ""))
             case ToolInputDelta(partial):
-                name, written = pairs[-1]
+                name, arguments = pairs[-1]
                 assert name not in ("text", "thinking"), "input outside of a call"
-                pairs[-1] = (name, written + partial)
+                pairs[-1] = (name, arguments + partial)
     return pairs
 
 
@@ -126,7 +126,7 @@ def split(text: str, seed: int) -> list[str]:
 def test_calls_are_found(tool_format: str, text: str, names: list[str]) -> None:
     calls = parse(tool_format, text)
     assert [name for name, _ in calls] == names
-    assert all(isinstance(json.loads(written), dict) for _, written in calls)
+    assert all(isinstance(json.loads(arguments), dict) for _, arguments in calls)
     if "{" + ARGUMENTS[1:] in text:
         assert json.loads(calls[0][1]) == json.loads(ARGUMENTS)
 
@@ -182,7 +182,7 @@ def test_any_output_gives_the_same_blocks_however_it_is_cut_and_loses_nothing(
     whole = parse(tool_format, text)
     assert blocks(new_parser(tool_format), pieces) == whole
     if all(kind == "text" for kind, _ in whole):
-        assert "".join(written for _, written in whole) == text
+        assert "".join(text_piece for _, text_piece in whole) == text
 
 
 def test_a_call_that_stops_being_json_keeps_the_rest_as_text() -> None:
@@ -191,16 +191,16 @@ def test_a_call_that_stops_being_json_keeps_the_rest_as_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "comes_back"), [("a1b2C3d4e", True), ("short", False), ("with_bars", False)]
+    ("call_id", "comes_back"), [("a1b2C3d4e", True), ("short", False), ("with_bars", False)]
 )
 def test_the_id_that_mistral_writes_before_an_input_comes_back(
-    written: str, comes_back: bool
+    call_id: str, comes_back: bool
 ) -> None:
     parser = TOOL_FORMATS["mistral"].new_parser([])
-    deltas = parser.feed(f'[TOOL_CALLS]f[CALL_ID]{written}[ARGS]{{"a": 1}}')
+    deltas = parser.feed(f'[TOOL_CALLS]f[CALL_ID]{call_id}[ARGS]{{"a": 1}}')
     (start,) = [delta for delta in deltas if isinstance(delta, ToolUseStart)]
     assert re.fullmatch("toolu_[0-9a-zA-Z]{24}", start.id)
-    assert start.id.endswith(written) == comes_back
+    assert start.id.endswith(call_id) == comes_back
     assert TemplateTraits(shortens_ids=True).call_id(start.id) == start.id[-9:]
 
 
@@ -258,9 +258,9 @@ def turn(text: str, *, ends: bool = True, **options: Any) -> tuple[list[Delta], 
 
 def test_a_call_streams_and_ends_the_turn_with_tool_use() -> None:
     deltas, parser = turn("I look.\n" + HERMES)
-    said, (name, written) = blocks_of(deltas)
-    assert said == ("text", "I look.")
-    assert (name, json.loads(written)) == ("f", json.loads(ARGUMENTS))
+    first_block, (name, arguments) = blocks_of(deltas)
+    assert first_block == ("text", "I look.")
+    assert (name, json.loads(arguments)) == ("f", json.loads(ARGUMENTS))
     assert sum(isinstance(delta, ToolInputDelta) for delta in deltas) > 3
     assert parser.finish == "tool_use"
     deltas, parser = turn(HERMES, tool_choice=ToolChoice("none"))
@@ -299,23 +299,23 @@ def test_the_first_completed_stop_string_wins_however_the_text_is_cut(
 def test_any_json_object_streams_through_unchanged(
     value: dict[str, object], seed: int, ascii_only: bool
 ) -> None:
-    written = json.dumps(value, ensure_ascii=ascii_only, indent=seed % 3 or None)
+    json_text = json.dumps(value, ensure_ascii=ascii_only, indent=seed % 3 or None)
     stream = JsonObjectStream()
-    out = "".join(stream.feed(piece) for piece in split(written, seed))
-    assert out == written
+    out = "".join(stream.feed(piece) for piece in split(json_text, seed))
+    assert out == json_text
     assert stream.is_complete and not stream.is_broken
 
 
 @pytest.mark.parametrize(
-    ("written", "meant"),
+    ("json_text", "meant"),
     [
         ('{"a": "one\ntwo"}', {"a": "one\ntwo"}),
         (r'{"a": "\d+ \uZZ"}', {"a": r"\d+ \uZZ"}),
         (r'{"a": "C:\w\""}', {"a": 'C:\\w"'}),
     ],
 )
-def test_mistakes_inside_strings_are_corrected(written: str, meant: dict[str, str]) -> None:
-    assert msgspec.json.decode(JsonObjectStream().feed(written)) == meant
+def test_mistakes_inside_strings_are_corrected(json_text: str, meant: dict[str, str]) -> None:
+    assert msgspec.json.decode(JsonObjectStream().feed(json_text)) == meant
 
 
 @pytest.mark.parametrize(

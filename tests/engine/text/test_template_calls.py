@@ -131,19 +131,19 @@ def _composed(model: ChatRenderer, turn: Turn, tool_uses: list[ToolUsePart]) -> 
     opened = model.begins_thinking(request(thinking=thinks(turn)))
     tags = model.formats.tags
     of = model.formats.call_format
-    said = ""
+    text = ""
     for part in turn:
         if isinstance(part, ThinkingPart):
             assert tags is not None
-            said += f"{'' if opened else tags.open}\n{part.text}\n{tags.close}\n\n"
+            text += f"{'' if opened else tags.open}\n{part.text}\n{tags.close}\n\n"
         elif isinstance(part, TextPart):
-            said += part.text
+            text += part.text
     assert of is not None
     separator = of.call_texts[0].separator if model.traits.splits_calls else ""
     if separator:
         markups = [from_call(model, written(model, [call])).strip() for call in tool_uses]
-        return said + separator.join(markups)
-    return said + from_call(model, written(model, tool_uses))
+        return text + separator.join(markups)
+    return text + from_call(model, written(model, tool_uses))
 
 
 def _harmony(part: Part) -> str:

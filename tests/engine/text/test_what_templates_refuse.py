@@ -49,8 +49,8 @@ def test_a_model_that_always_thinks_serves_requests_that_do_not_ask_for_thinking
     rendered = renderer.render(turn_request.prompt, thinking=False)
     assert decode(renderer, rendered.token_ids).endswith("user>one<|im_end|>assistant><think>")
     parser = renderer.parser(turn_request)
-    written = renderer.tokenizer.encode("Hm.</think>Two.", add_special_tokens=False).ids
-    deltas = [delta for token in written for delta in parser.feed(token)] + [*parser.close()]
+    token_ids = renderer.tokenizer.encode("Hm.</think>Two.", add_special_tokens=False).ids
+    deltas = [delta for token in token_ids for delta in parser.feed(token)] + [*parser.close()]
     for kind, expected in ((ThinkingDelta, "Hm."), (TextDelta, "Two.")):
         assert "".join(d.text for d in deltas if isinstance(d, kind)) == expected
 

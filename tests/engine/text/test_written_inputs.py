@@ -38,8 +38,8 @@ def model_of(path: Path) -> ChatRenderer:
 
 def conversation(call_input: str) -> list[Message]:
     calls = [
-        ToolUsePart(f"toolu_{'0Ab' * 7}{index:03}", "get_weather", written)
-        for index, written in enumerate([call_input, {"city": "Bern"}])
+        ToolUsePart(f"toolu_{'0Ab' * 7}{index:03}", "get_weather", arguments)
+        for index, arguments in enumerate([call_input, {"city": "Bern"}])
     ]
     messages = [QUESTION]
     for call in calls:
@@ -74,6 +74,6 @@ def test_an_input_that_is_an_object_is_no_text() -> None:
     model = next((model for model in models if model.traits.writes_text), None)
     if model is None:
         pytest.skip("no template of a real model writes inputs as text")
-    written = model.render(Prompt(conversation('{"city": "Uri"'), TOOLS), thinking=False)
+    rendered = model.render(Prompt(conversation('{"city": "Uri"'), TOOLS), thinking=False)
     whole = model.render(Prompt(conversation({"city": "Uri"}), TOOLS), thinking=False)  # type: ignore[arg-type]
-    assert written.token_ids != whole.token_ids
+    assert rendered.token_ids != whole.token_ids

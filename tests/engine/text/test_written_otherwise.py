@@ -87,9 +87,9 @@ def test_every_way_to_write_a_call_is_a_call(name: str) -> None:
 @pytest.mark.parametrize("name", [*ANSWERED, *THOUGHT])
 def test_what_is_no_call_has_no_markup(name: str) -> None:
     model = renderer(name)
-    for text, said in ANSWERED.get(name, {}).items():
+    for text, answer_text in ANSWERED.get(name, {}).items():
         for cuts in ((), range(len(text))):
-            assert read(model, text, request(), cuts) == ([], "", said)
+            assert read(model, text, request(), cuts) == ([], "", answer_text)
     text = THOUGHT.get(name, "")
     for cuts in ((), range(len(text))):
         reading = read(model, text, request(thinking=True), cuts)

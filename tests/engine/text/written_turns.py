@@ -96,11 +96,11 @@ def read(model: ChatRenderer, text: str, request: GenerateRequest, cuts: Sequenc
     for begin, end in pairwise(borders):
         deltas += parser.feed(text[begin:end])
     deltas += parser.close()
-    said = [
+    texts = [
         "".join(delta.text for delta in deltas if isinstance(delta, kind))
         for kind in (ThinkingDelta, TextDelta)
     ]
-    return calls_of(deltas), *said
+    return calls_of(deltas), *texts
 
 
 def calls(*inputs: dict[str, Any]) -> list[ToolUsePart]:
@@ -116,8 +116,8 @@ def parts_of(deltas: Iterable[Frame]) -> list[Part]:
     deltas = list(deltas)
     parts: list[Part] = []
     for kind, part in ((ThinkingDelta, ThinkingPart), (TextDelta, TextPart)):
-        said = "".join(delta.text for delta in deltas if isinstance(delta, kind)).strip()
-        parts += [part(said)] if said else []
+        text = "".join(delta.text for delta in deltas if isinstance(delta, kind)).strip()
+        parts += [part(text)] if text else []
     starts = [delta for delta in deltas if isinstance(delta, ToolUseStart)]
     calls = calls_of([d for d in deltas if isinstance(d, ToolUseStart | ToolInputDelta)])
     for start, (name, arguments) in zip(starts, calls, strict=True):

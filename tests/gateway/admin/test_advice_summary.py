@@ -37,10 +37,10 @@ def test_each_sentence_has_its_number_and_its_turns(gateway: Admin) -> None:
     assert fault["num_turns"] == NUM - 1 and fault["turns"]
     # Written and never read: a quarter of their tokens more than without markers.
     unread = by["unpaid", "unread"]
-    written = sum(len(unread_text(number)) // 4 for number in range(NUM))
-    assert unread["multiples"] == round(written * 0.25, 1)
-    assert f"{written:,} tokens were written and 0 were read" in unread["text"]
-    assert unread["nano"] == written * 250
+    written_tokens = sum(len(unread_text(number)) // 4 for number in range(NUM))
+    assert unread["multiples"] == round(written_tokens * 0.25, 1)
+    assert f"{written_tokens:,} tokens were written and 0 were read" in unread["text"]
+    assert unread["nano"] == written_tokens * 250
     assert unread["turns"] == [f"msg_unread_{n}" for n in (29, 28, 27, 26, 25)]
     # Twelve minutes apart: an hour's writes are 2 and 29 reads, five minutes' are 30 writes.
     (slow,) = (line for line in summary["lines"] if line["kind"] == "ttl")

@@ -167,9 +167,9 @@ def test_the_command_says_the_same(
 ) -> None:
     monkeypatch.setenv("HOLDFAST_DATABASE_URL", make_settings(data).ledger_url)
     assert main(["advise", "--since", DAY.isoformat(), "--until", "2026-11-11"]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for words in ("Mark system (1h), and nothing else", "system.0", "msg_team-b_"):
-        assert words in said
+        assert words in output
     path = tmp_path / "request.json"
     path.write_text(json.dumps(BODIES["messages"]))
     assert main(["advise", str(path)]) == 0

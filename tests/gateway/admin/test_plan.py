@@ -160,9 +160,9 @@ def test_the_command_line_plans_a_trace(tmp_path: Path, capsys: pytest.CaptureFi
     path = tmp_path / "trace.jsonl"
     path.write_text(trace(5, 2))
     assert main(["plan", "--trace", str(path), "--device-tokens", "163840"]) == 0
-    said = capsys.readouterr().out
-    assert "Simulated: 5 requests with 5,120 prompt tokens" in said and "80.0%" in said
-    assert "No turn of the range was timed" in said
+    output = capsys.readouterr().out
+    assert "Simulated: 5 requests with 5,120 prompt tokens" in output and "80.0%" in output
+    assert "No turn of the range was timed" in output
     for wrong, named in (
         (["--trace", str(path)], "device_tokens"),
         (["--trace", str(path), "--device-tokens", "1"], "device_tokens"),

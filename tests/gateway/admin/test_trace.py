@@ -174,8 +174,8 @@ def test_blocks_are_equal_just_where_prompts_are(
     for recorded, is_whole in ((turns, True), (thinned, False)):
         lines = list(trace_of(recorded, size))
         of_trace([json.dumps(as_dict(line)) for line in lines], size)  # it is one
-        written = list(zip(prompt_blocks, lines, strict=True))
-        for (first, left), (second, right) in product(written, repeat=2):
+        pairs = list(zip(prompt_blocks, lines, strict=True))
+        for (first, left), (second, right) in product(pairs, repeat=2):
             shared = shared_tokens(first, second)
             equal = common(left.hash_ids, right.hash_ids)
             assert equal * size <= shared or first == second

@@ -107,7 +107,7 @@ def shuffled_call(author: Author) -> list[Sent]:
     tools = author.tools()
     text = author.text()
     arguments = {w: author.line() for w in WORDS[:6]}
-    said: list[Message] = []
+    messages: list[Message] = []
     sent = []
     for number in range(author.chance.randint(8, 16)):
         keys = shuffled_keys(arguments, author.chance)
@@ -116,9 +116,9 @@ def shuffled_call(author: Author) -> list[Sent]:
             Message("assistant", [ToolUsePart("call_1", tools[0].name, keys)]),
             Message("user", [ToolResultPart("call_1", text)]),
         ]
-        prompt = Prompt([*first, *said], tools=tools, system=[TextPart(text)])
+        prompt = Prompt([*first, *messages], tools=tools, system=[TextPart(text)])
         sent.append(Sent(at(number), prompt))
-        said = [*said, assistant(author.line()), user(author.line())]
+        messages = [*messages, assistant(author.line()), user(author.line())]
     return sent
 
 
@@ -126,14 +126,14 @@ def shuffled_call(author: Author) -> list[Sent]:
 def sliding_window(author: Author) -> list[Sent]:
     tools = author.tools(2)
     text = author.text(6)
-    said = []
+    messages = []
     keep = author.chance.choice([4, 6, 8])
     sent = []
     for number in range(author.chance.randint(16, 30)):
-        said.append(user(author.text(4)))
-        prompt = Prompt(said[-keep - 1 :], tools=tools, system=[TextPart(text)])
+        messages.append(user(author.text(4)))
+        prompt = Prompt(messages[-keep - 1 :], tools=tools, system=[TextPart(text)])
         sent.append(Sent(at(number), prompt))
-        said.append(assistant(author.text(4)))
+        messages.append(assistant(author.text(4)))
     return sent
 
 
@@ -244,13 +244,13 @@ def blanks_that_come_and_go(author: Author) -> Bodies:
 def reminder_in_the_first_message(author: Author) -> Bodies:
     """A conversation through the Responses API whose first message tells the time of each turn."""
     question = author.text(10)
-    said = Bodies()
+    messages = Bodies()
     bodies = []
     for number in range(NUM):
         first = [{"type": "input_text", "text": text} for text in (f"now {number}", question)]
         bodies.append(
-            {"model": "m", "instructions": "Help.", "input": [says("user", first), *said]}
+            {"model": "m", "instructions": "Help.", "input": [says("user", first), *messages]}
         )
         answer = [{"type": "output_text", "text": author.text(5)}]
-        said = [*said, says("assistant", answer), says("user", author.line())]
+        messages = [*messages, says("assistant", answer), says("user", author.line())]
     return bodies

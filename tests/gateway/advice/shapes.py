@@ -175,8 +175,8 @@ def random_prompt(chance: random.Random) -> Prompt:
             parts = [_asked(chance, number) for _ in range(count)]
             messages.append(Message("user", parts))
         else:
-            said = [_said(chance, number) for _ in range(count)]
-            messages.append(Message("assistant", said))
+            answer_parts = [_said(chance, number) for _ in range(count)]
+            messages.append(Message("assistant", answer_parts))
     return Prompt(messages, tools=tools, system=system)
 
 

@@ -26,12 +26,12 @@ def conversations(author: Author) -> list[Sent]:
     text = author.text()
     sent = []
     for talk in range(author.chance.randint(2, 5)):
-        said: list[Message] = []
+        messages: list[Message] = []
         for turn in range(author.chance.randint(4, 14)):
-            said = [*said, user(author.line())]
-            prompt = Prompt(said, tools=tools, system=[TextPart(text)])
+            messages = [*messages, user(author.line())]
+            prompt = Prompt(messages, tools=tools, system=[TextPart(text)])
             sent.append(Sent(at(talk * 40 + turn), prompt))
-            said = [*said, assistant(author.text(3))]
+            messages = [*messages, assistant(author.text(3))]
     return sent
 
 
@@ -72,13 +72,13 @@ def compacted(author: Author) -> list[Sent]:
     tools = author.tools()
     text = author.text()
     sent = []
-    said: list[Message] = []
+    messages: list[Message] = []
     for number in range(author.chance.randint(24, 60)):
-        if len(said) > 20:
-            said = [user("Summary: " + author.text(6)), assistant("Understood.")]
-        said = [*said, user(author.line())]
-        sent.append(Sent(at(number), Prompt(said, tools=tools, system=[TextPart(text)])))
-        said = [*said, assistant(author.text(3))]
+        if len(messages) > 20:
+            messages = [user("Summary: " + author.text(6)), assistant("Understood.")]
+        messages = [*messages, user(author.line())]
+        sent.append(Sent(at(number), Prompt(messages, tools=tools, system=[TextPart(text)])))
+        messages = [*messages, assistant(author.text(3))]
     return sent
 
 
@@ -86,13 +86,13 @@ def forked(author: Author) -> list[Sent]:
     """Some turns are asked again, or in other words."""
     text = author.text()
     sent = []
-    said: list[Message] = []
+    messages: list[Message] = []
     for number in range(author.chance.randint(10, 24)):
-        if said and author.chance.random() < 0.25:
-            said = said[:-2]
-        said = [*said, user(author.line())]
-        sent.append(Sent(at(number), Prompt(said, system=[TextPart(text)])))
-        said = [*said, assistant(author.text(3))]
+        if messages and author.chance.random() < 0.25:
+            messages = messages[:-2]
+        messages = [*messages, user(author.line())]
+        sent.append(Sent(at(number), Prompt(messages, system=[TextPart(text)])))
+        messages = [*messages, assistant(author.text(3))]
     return sent
 
 
@@ -134,13 +134,13 @@ def other_images_of_one_size(author: Author) -> Bodies:
 
 def moving_markers(author: Author) -> Bodies:
     system = author.text()
-    said = []
+    messages = []
     bodies = []
     for _ in range(NUM):
-        said.append(says("user", [block(author.line())]))
-        last = {**said[-1], "content": [{**said[-1]["content"][0], "cache_control": MARK}]}
-        bodies.append(messages_body(*said[:-1], last, system=system))
-        said.append(says("assistant", author.text(2)))
+        messages.append(says("user", [block(author.line())]))
+        last = {**messages[-1], "content": [{**messages[-1]["content"][0], "cache_control": MARK}]}
+        bodies.append(messages_body(*messages[:-1], last, system=system))
+        messages.append(says("assistant", author.text(2)))
     return bodies
 
 
@@ -148,16 +148,16 @@ def agent_of_functions(author: Author) -> Bodies:
     """A growing conversation of calls; arguments are spelt with and without blanks."""
     tools = functions_of(author)
     bodies = []
-    said: Bodies = [says("system", author.text()), says("user", author.line())]
+    messages: Bodies = [says("system", author.text()), says("user", author.line())]
     for number in range(NUM):
-        bodies.append(chat_body(*said, tools=tools))
+        bodies.append(chat_body(*messages, tools=tools))
         call = f"call_{number}"
         spaces = (",", ":") if number % 2 else (", ", ": ")
         arguments = json.dumps({"q": author.words(4), "n": number}, separators=spaces)
         function = {"name": tools[0]["function"]["name"], "arguments": arguments}
         calls = [{"id": call, "type": "function", "function": function}]
-        said = [
-            *said,
+        messages = [
+            *messages,
             {"role": "assistant", "content": None, "tool_calls": calls},
             {"role": "tool", "tool_call_id": call, "content": author.text(3)},
         ]

@@ -84,12 +84,12 @@ def test_a_prewarm_pays_where_many_begin_at_once() -> None:
 
 
 def test_a_growing_conversation_is_marked_along_its_turns() -> None:
-    said: list[Message] = []
+    messages: list[Message] = []
     turns = []
     for number in range(12):
-        said = [*said, Message("user", [TextPart(f"question {number} " * 100)])]
-        turns.append(Sent(number * MINUTE, Prompt(list(said), system=[TextPart(SYSTEM)])))
-        said = [*said, Message("assistant", [TextPart(f"answer {number} " * 100)])]
+        messages = [*messages, Message("user", [TextPart(f"question {number} " * 100)])]
+        turns.append(Sent(number * MINUTE, Prompt(list(messages), system=[TextPart(SYSTEM)])))
+        messages = [*messages, Message("assistant", [TextPart(f"answer {number} " * 100)])]
     observations = turns_of(turns)
     advice = advise_stream(observations, 1024)
     assert advice.verdict == "mark" and advice.policy is not None

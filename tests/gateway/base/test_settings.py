@@ -80,8 +80,8 @@ def test_an_engines_url_is_checked_as_the_admin_api_checks_it(url: str) -> None:
     """A line break in it was a header of ours, and a password in it was logged."""
     for name in ("", "b="):
         message = "HOLDFAST_ENGINES: URL 2 must be http:// or https://, a host, "
-        said = refusal("HOLDFAST_ENGINES", f"http://a:8100,{name}{url}")
-        assert said == f"{message}and no more than a port and a path"
+        reason = refusal("HOLDFAST_ENGINES", f"http://a:8100,{name}{url}")
+        assert reason == f"{message}and no more than a port and a path"
 
 
 @pytest.mark.parametrize("name", ["batch_seconds", "cached_content_seconds", "max_blocks"])

@@ -122,7 +122,7 @@ def test_an_end_is_logged_with_its_trace_and_without_the_values_of_its_frames(
         return counted
 
     assert asyncio.run(run()) == {"drain": 1}
-    written = capsys.readouterr()
-    output = written.out + written.err
+    streams = capsys.readouterr()
+    output = streams.out + streams.err
     assert "loop_ended" in output and "KeyError: 23" in output and "in loop" in output
     assert "x" * 20 not in output

@@ -28,8 +28,8 @@ def gateway(
     def run(*arguments: str, status: int = 0) -> str:
         capsys.readouterr()
         assert main(list(arguments)) == status
-        written = capsys.readouterr()
-        return written.out + written.err
+        output = capsys.readouterr()
+        return output.out + output.err
 
     return run
 
@@ -74,7 +74,7 @@ def test_keys_have_a_scope_an_end_and_a_successor(gateway: Gateway) -> None:
 
 
 def test_what_can_not_be_is_said(gateway: Gateway) -> None:
-    for arguments, said in (
+    for arguments, words in (
         (["workspaces", "set", "nobody"], "no workspace `nobody`"),
         (["workspaces", "create", "a/b"], "id: must be"),
         (["workspaces", "archive", "default"], "default workspace"),
@@ -88,9 +88,9 @@ def test_what_can_not_be_is_said(gateway: Gateway) -> None:
         (["keys", "rotate", "key_none"], "no active key `key_none`"),
         (["keys", "revoke", "key_none"], "no active key `key_none`"),
     ):
-        assert said in gateway(*arguments, status=1)
-    said = gateway("keys", "create", "--expires-at", "2020-01-01T00:00:00+00:00", status=2)
-    assert "must be in the future" in said
+        assert words in gateway(*arguments, status=1)
+    output = gateway("keys", "create", "--expires-at", "2020-01-01T00:00:00+00:00", status=2)
+    assert "must be in the future" in output
     assert gateway("plan", status=2).startswith("--since: no request of this range")
 
 

@@ -83,10 +83,10 @@ def test_an_export_says_what_it_lacks(
         deleted = middle // 86_400_000 * 86_400_000
         db.execute("INSERT INTO horizon (id, turns_ms) VALUES (1, ?)", (deleted,))
     assert main(SINCE) == 0
-    said = capsys.readouterr().err
+    errors = capsys.readouterr().err
     day = datetime.fromtimestamp(deleted / 1000, UTC).date()
-    assert f"turns of before {day}T00:00:00Z were deleted" in said
-    assert "2 turns of this gateway that ended, and wait in " in said
-    assert "1 turn that the journal has set aside" in said
+    assert f"turns of before {day}T00:00:00Z were deleted" in errors
+    assert "2 turns of this gateway that ended, and wait in " in errors
+    assert "1 turn that the journal has set aside" in errors
     assert main([*SINCE[:-1], "days"]) == 0
     assert "deleted" not in capsys.readouterr().err, "the sums have them"

@@ -47,8 +47,8 @@ def say(
 
     def run(*words: str) -> Said:
         status = main(["leases", "list", *words])
-        said = capsys.readouterr()
-        return status, said.out.splitlines(), said.err.splitlines()
+        output = capsys.readouterr()
+        return status, output.out.splitlines(), output.err.splitlines()
 
     return run
 

@@ -127,9 +127,9 @@ def test_an_engine_that_does_not_answer_is_named_and_no_number_stands_for_it(
         monkeypatch.setattr("gateway.cli.recover.load", lambda: two)
         named = [str(tmp_path / "moved") if word == "DIRECTORY" else word for word in words]
         assert main(["recover", *named]) == 1
-        said = capsys.readouterr()
-        assert "away was not asked (cannot connect): " in said.err
-        assert "near was" not in said.err
+        output = capsys.readouterr()
+        assert "away was not asked (cannot connect): " in output.err
+        assert "near was" not in output.err
         monkeypatch.setattr("gateway.cli.adapters.load", lambda: two)
         assert main(["adapters", "list"]) == 1
         assert "away not known: cannot connect" in capsys.readouterr().out

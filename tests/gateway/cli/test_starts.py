@@ -20,10 +20,10 @@ def started(data: Path, port: int) -> tuple[int, str]:
 
 def test_a_journal_that_can_not_be_made_is_named_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "journal").touch()
-    status, said = started(tmp_path, free_port())
-    assert status == STARTUP_FAILURE, said
-    assert f"journal `{tmp_path / 'journal'}`: File exists" in said
-    assert "Traceback" not in said
+    status, output = started(tmp_path, free_port())
+    assert status == STARTUP_FAILURE, output
+    assert f"journal `{tmp_path / 'journal'}`: File exists" in output
+    assert "Traceback" not in output
 
 
 def test_a_port_that_another_process_has_is_named(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_a_port_that_another_process_has_is_named(tmp_path: Path) -> None:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        status, said = started(tmp_path, port)
-    assert status != 0, said
-    assert f"('127.0.0.1', {port})" in said and "ddress already in use" in said
-    assert "Traceback" not in said
+        status, output = started(tmp_path, port)
+    assert status != 0, output
+    assert f"('127.0.0.1', {port})" in output and "ddress already in use" in output
+    assert "Traceback" not in output

@@ -83,9 +83,9 @@ def in_messages(stack: Stack, end: Callable[[], None]) -> None:
         if block.type == "tool_use"
     ]
     end()
-    said = {"role": "assistant", "content": answer.content}
+    message = {"role": "assistant", "content": answer.content}
     reply = {"role": "user", "content": [*results, {"type": "text", "text": "Go on."}]}
-    create(**body, messages=[*MESSAGES, said, reply], tools=tools, thinking={"type": "adaptive"})
+    create(**body, messages=[*MESSAGES, message, reply], tools=tools, thinking={"type": "adaptive"})
 
 
 def in_responses(stack: Stack, end: Callable[[], None]) -> None:
@@ -131,13 +131,13 @@ def in_interactions(stack: Stack, end: Callable[[], None]) -> None:
             for step in answer.steps
             if step.type == "function_call"
         ]
-        said = [step.model_dump(exclude_none=True) for step in answer.steps]
+        steps = [step.model_dump(exclude_none=True) for step in answer.steps]
         question, go_on = (
             {"type": "user_input", "content": [{"type": "text", "text": text}]}
             for text in (QUESTION, "Go on.")
         )
         end()
-        create(input=[question, *said, *results, go_on])
+        create(input=[question, *steps, *results, go_on])
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer")

@@ -166,9 +166,9 @@ def test_an_answer_names_at_most_so_many_fields_and_counts_the_others() -> None:
         notepad.ignore(f"messages.{number}", "no")
         notepad.wish(f"tools.{number}", "no", "thinking")
     assert len(notepad.ignored) == len(notepad.wishes) == MAX_TOLD
-    said = notepad.ignored_by([])
-    assert len(said) == MAX_TOLD + 1
-    assert said[-1] == Ignored("", f"{20_000 - MAX_TOLD} more fields were ignored")
+    notes = notepad.ignored_by([])
+    assert len(notes) == MAX_TOLD + 1
+    assert notes[-1] == Ignored("", f"{20_000 - MAX_TOLD} more fields were ignored")
 
 
 def test_a_completion_tells_that_nothing_is_retained(stack: Stack) -> None:

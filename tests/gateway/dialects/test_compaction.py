@@ -26,8 +26,8 @@ def texts(stack: Stack) -> list[str]:
 
 
 def summarize(stack: Stack, text: str = SUMMARY, reason: protocol.FinishReason = "stop") -> None:
-    said = [protocol.ThinkingDelta("hm"), protocol.TextDelta(text)]
-    stack.engine.script = frames(*said, protocol.Finished(reason=reason, output_tokens=9))
+    deltas = [protocol.ThinkingDelta("hm"), protocol.TextDelta(text)]
+    stack.engine.script = frames(*deltas, protocol.Finished(reason=reason, output_tokens=9))
 
 
 # The SDK's type of a message in an output is the assistant's.

@@ -186,13 +186,17 @@ def test_a_call_that_was_cut_does_not_end_the_conversation(keeping: Stack) -> No
     assert (nothing.status, nothing.steps) == ("incomplete", [])
     says(keeping, protocol.TextDelta("Done."))
     create(keeping, "And?", tools=[LOOK], previous_interaction_id=nothing.id)
-    said = [text for _, text in texts_of(sent_to(keeping))]
-    assert said == [QUESTION, "Looking.", "On.", "And?"]
+    texts = [text for _, text in texts_of(sent_to(keeping))]
+    assert texts == [QUESTION, "Looking.", "On.", "And?"]
 
 
 def test_a_stream_has_each_step_and_is_kept(keeping: Stack) -> None:
-    said = [protocol.ThinkingDelta("Hm."), protocol.TextDelta("Look"), protocol.TextDelta("ing.")]
-    says(keeping, *said, *CALL, reason="tool_use")
+    answer_frames = [
+        protocol.ThinkingDelta("Hm."),
+        protocol.TextDelta("Look"),
+        protocol.TextDelta("ing."),
+    ]
+    says(keeping, *answer_frames, *CALL, reason="tool_use")
     config = {"thinking_summaries": "auto", "thinking_level": "high"}
     events = streamed(keeping, tools=[LOOK], generation_config=config)
     kinds = [event.event_type for event in events]

@@ -148,8 +148,8 @@ def test_a_conversations_items_are_added_and_deleted_and_its_metadata_changed(
     assert (left.id, left.metadata) == (talk.id, {"topic": "x"})
     client.conversations.items.delete(answer.output[0].id or "", conversation_id=talk.id)
     client.responses.create(model=MODEL, input="Five", conversation=talk.id)
-    said = [text for _, text in texts_of(keeping.engine.requests[-1])]
-    assert said == ["Two", "Three", "Four", "Five"]
+    texts = [text for _, text in texts_of(keeping.engine.requests[-1])]
+    assert texts == ["Two", "Three", "Four", "Five"]
     for call in (client.conversations.items.retrieve, client.conversations.items.delete):
         with pytest.raises(openai.NotFoundError, match=first):
             call(first, conversation_id=talk.id)

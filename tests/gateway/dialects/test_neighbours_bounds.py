@@ -236,22 +236,22 @@ def responses(**body: Any) -> Any:
 def gemini(*, is_streamed: bool = False, **config: Any) -> Any:
     fields = {"responseLogprobs": True, "logprobs": 4, "candidateCount": 2, **config}
     body = {"contents": [{"parts": [{"text": "hi"}]}], "generationConfig": fields}
-    read = decode_generate(json.dumps(body).encode(), "m", FEW, is_streamed=is_streamed)
-    return read.generation_config
+    request = decode_generate(json.dumps(body).encode(), "m", FEW, is_streamed=is_streamed)
+    return request.generation_config
 
 
 def test_log_probabilities_of_a_gathered_answer_are_bounded() -> None:
     assert chat().max_tokens == responses().max_output_tokens == gemini().max_output_tokens == 1000
     assert chat(max_tokens=1000).max_tokens == 1000
     assert chat(max_completion_tokens=7).max_completion_tokens == 7
-    for field, read in (
+    for field, decode in (
         ("max_tokens", lambda: chat(max_tokens=1001)),
         ("max_completion_tokens", lambda: chat(max_completion_tokens=1001)),
         ("max_output_tokens", lambda: responses(max_output_tokens=1001, stream=True)),
         ("generationConfig.maxOutputTokens", lambda: gemini(maxOutputTokens=1001)),
     ):
         with pytest.raises(InvalidRequest, match=f"^{field}: must be at most 1000 .* 10000 in all"):
-            read()
+            decode()
 
 
 def test_answers_without_them_and_streams_of_them_have_no_such_bound() -> None:

@@ -39,7 +39,7 @@ NEAR = [
 
 
 USER = {"role": "user", "content": "hi"}
-Read = Callable[[Any], tuple[Plan, int]]
+PlanOf = Callable[[Any], tuple[Plan, int]]
 
 
 def plan(request: dict[str, Any]) -> tuple[Plan, int]:
@@ -56,19 +56,19 @@ def chat_message(content: Any, role: str = "system") -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
-BOTH: list[Read] = [
+BOTH: list[PlanOf] = [
     lambda system: plan(body(system=system)),
     lambda system: chat_plan(chat_message(system), USER),
     lambda system: chat_plan(chat_message(system, "developer"), USER),
 ]
-reads = pytest.mark.parametrize("read", BOTH, ids=["messages", "chat", "developer"])
+reads = pytest.mark.parametrize("plan_of", BOTH, ids=["messages", "chat", "developer"])
 
 
 @reads
 @pytest.mark.parametrize("line", LINES)
-def test_a_block_that_is_the_line_makes_no_segment(read: Read, line: str) -> None:
-    with_line, removed = read([text(line), text("rules", SHORT)])
-    without, none = read([text("rules", SHORT)])
+def test_a_block_that_is_the_line_makes_no_segment(plan_of: PlanOf, line: str) -> None:
+    with_line, removed = plan_of([text(line), text("rules", SHORT)])
+    without, none = plan_of([text("rules", SHORT)])
     assert (removed, none) == (1, 0)
     assert (with_line.prompt, with_line.names) == (without.prompt, without.names)
     assert with_line.breakpoints == without.breakpoints
@@ -89,19 +89,19 @@ def test_in_chat_the_line_may_be_a_message_of_its_own_among_the_first() -> None:
 
 @reads
 @pytest.mark.parametrize("line", LINES)
-def test_of_a_longer_first_text_only_the_line_is_cut_off(read: Read, line: str) -> None:
+def test_of_a_longer_first_text_only_the_line_is_cut_off(plan_of: PlanOf, line: str) -> None:
     for system in (f"{line}\nrules", [text(f"{line}\nrules")]):
-        prompt_plan, removed = read(system)
+        prompt_plan, removed = plan_of(system)
         assert removed == 1
-        assert prompt_plan.prompt == read("rules")[0].prompt
+        assert prompt_plan.prompt == plan_of("rules")[0].prompt
         assert prompt_plan.slots[0].path.startswith(("system.0", "messages[0].content"))
 
 
 @reads
 @pytest.mark.parametrize("near", [*NEAR, *(f"rules\n{line}" for line in LINES[:2])])
-def test_what_only_looks_alike_stays(read: Read, near: str) -> None:
+def test_what_only_looks_alike_stays(plan_of: PlanOf, near: str) -> None:
     for system in (near, [text(near), text("rules")]):
-        prompt_plan, removed = read(system)
+        prompt_plan, removed = plan_of(system)
         assert removed == 0 and prompt_plan.prompt.system[0].text == near
 
 

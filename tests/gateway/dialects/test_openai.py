@@ -252,9 +252,9 @@ def test_usage_says_for_how_long_at_least_writes_are_held(stack: Stack) -> None:
         details = stack.post("/v1/chat/completions", json=body).json()["usage"][
             "prompt_tokens_details"
         ]
-        written = details["cache_write_tokens"]
-        assert written > 0
-        split = {"ttl_30m_tokens": written, "ttl_12h_tokens": 0}
+        written_tokens = details["cache_write_tokens"]
+        assert written_tokens > 0
+        split = {"ttl_30m_tokens": written_tokens, "ttl_12h_tokens": 0}
         assert details.get("cache_write_tokens_details") == (split if is_split else None)
 
 

@@ -52,8 +52,8 @@ def test_options_are_the_clients_own(stack: Stack) -> None:
     implicit = asked(stack, input=TALK, prompt_cache_options={})
     assert sent(stack) == [(2, "30m")]
     details = implicit["usage"]["input_tokens_details"]
-    written = {"ttl_30m_tokens": details["cache_write_tokens"], "ttl_12h_tokens": 0}
-    assert details["cache_write_tokens_details"] == written
+    shares = {"ttl_30m_tokens": details["cache_write_tokens"], "ttl_12h_tokens": 0}
+    assert details["cache_write_tokens_details"] == shares
     assert implicit["prompt_cache_options"] == {"mode": "implicit", "ttl": "30m"}
     assert "auto_cache" not in implicit["holdfast"]
     asked(stack, input=TALK, prompt_cache_options=MARK)

@@ -169,7 +169,7 @@ def test_a_custom_tool_is_called_with_a_text(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tool", "written", "action"),
+    ("tool", "model_input", "action"),
     [
         (
             {"type": "shell", "environment": {"type": "local"}},
@@ -188,10 +188,10 @@ def test_a_custom_tool_is_called_with_a_text(stack: Stack) -> None:
     ],
 )
 def test_openais_tools_that_run_at_the_client_are_called_in_their_own_shapes(
-    stack: Stack, tool: Any, written: dict[str, Any], action: dict[str, Any]
+    stack: Stack, tool: Any, model_input: dict[str, Any], action: dict[str, Any]
 ) -> None:
     name = tool["type"]
-    text = json.dumps(written)
+    text = json.dumps(model_input)
     stack.engine.script = frames(
         ToolUseStart(id="call_1", name=name),
         *(ToolInputDelta(text[:7]), ToolInputDelta(text[7:])),
@@ -201,10 +201,12 @@ def test_openais_tools_that_run_at_the_client_are_called_in_their_own_shapes(
     choice = "required" if name == "local_shell" else {"type": name}
     events = streamed(stack, tools=[tool], tool_choice=choice, parallel_tool_calls=False)
     [definition] = stack.engine.requests[-1].prompt.tools
-    assert definition.name == name and set(written) <= set(definition.input_schema["properties"])
+    assert definition.name == name and set(model_input) <= set(
+        definition.input_schema["properties"]
+    )
     forced = ToolChoice("any") if name == "local_shell" else ToolChoice("tool", name)
     assert stack.engine.requests[-1].tool_choice == structs.replace(forced, parallel=False)
-    jsonschema.validate(written, definition.input_schema)
+    jsonschema.validate(model_input, definition.input_schema)
     assert kinds(events)[2:-1] == ["output_item.added", "output_item.done"]
     (call,) = events[-1]["response"]["output"]
     field = "operation" if name == "apply_patch" else "action"
@@ -214,20 +216,20 @@ def test_openais_tools_that_run_at_the_client_are_called_in_their_own_shapes(
         output["output"] = [{"stdout": "done", "stderr": "", "outcome": {"type": "timeout"}}]
     asked(stack, input=[user("x"), {**call, "caller": None}, output], tools=[tool])
     spoke, gave = stack.engine.requests[-1].prompt.messages[1:]
-    assert spoke.parts == [ToolUsePart("call_1", name, written)], "as the model wrote it"
+    assert spoke.parts == [ToolUsePart("call_1", name, model_input)], "as the model wrote it"
     assert isinstance(gave.parts[0], ToolResultPart) and "done" in gave.parts[0].text
 
 
 def test_a_clients_call_that_is_cut_off_or_wrong_has_its_fields(stack: Stack) -> None:
     tools = [{"type": name} for name in ("shell", "local_shell", "apply_patch")]
-    for name, written, action in (
+    for name, model_input, action in (
         ("shell", '{"commands": ["ls", "pw', {"commands": ["ls", "pw"]}),
         ("local_shell", '{"command": "ls"}', {"type": "exec", "command": [], "env": {}}),
         ("apply_patch", "{", {"type": "update_file", "path": "", "diff": ""}),
     ):
         stack.engine.script = frames(
             ToolUseStart(id="call_1", name=name),
-            ToolInputDelta(written),
+            ToolInputDelta(model_input),
             Finished(reason="length", output_tokens=9),
         )
         [call] = asked(stack, tools=tools)["output"]

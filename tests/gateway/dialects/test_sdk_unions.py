@@ -95,19 +95,19 @@ def in_messages(message: dict[str, Any]) -> None:
         return
     if kinds & {"tool_result"} and role == "assistant":
         return
-    said: list[Any] = [{"role": "user", "content": "Hi"}]
+    messages: list[Any] = [{"role": "user", "content": "Hi"}]
     for block in blocks:
         if block["type"] == "tool_result":
             call = {"type": "tool_use", "id": block["tool_use_id"], "name": "look", "input": {}}
-            said.append({"role": "assistant", "content": [call]})
-    said.append(message)
+            messages.append({"role": "assistant", "content": [call]})
+    messages.append(message)
     for block in blocks:
         if block["type"] == "tool_use":
             answer = {"type": "tool_result", "tool_use_id": block["id"], "content": "x"}
-            said.append({"role": "user", "content": [answer]})
+            messages.append({"role": "user", "content": [answer]})
     if role == "assistant" and "tool_use" not in kinds:
-        said.append({"role": "user", "content": "Go on."})
-    lowered(body(messages=said))
+        messages.append({"role": "user", "content": "Go on."})
+    lowered(body(messages=messages))
 
 
 @pytest.mark.parametrize("message", [claude.MessageParam, beta.BetaMessageParam])
@@ -155,21 +155,21 @@ def test_every_choice_of_anthropics_sdk(choice: Any) -> None:
 
 
 def in_chat(message: dict[str, Any]) -> None:
-    said: list[Any] = [{"role": "user", "content": "Hi"}]
+    messages: list[Any] = [{"role": "user", "content": "Hi"}]
     match message["role"]:
         case "tool":
             call = {"id": message["tool_call_id"], "type": "function", "function": FUNCTION_CALL}
-            said.append({"role": "assistant", "tool_calls": [call]})
+            messages.append({"role": "assistant", "tool_calls": [call]})
         case "function":
             called = {**FUNCTION_CALL, "name": message["name"]}
-            said.append({"role": "assistant", "content": None, "function_call": called})
-    said.append(message)
+            messages.append({"role": "assistant", "content": None, "function_call": called})
+    messages.append(message)
     for call in message.get("tool_calls") or []:
-        said.append({"role": "tool", "tool_call_id": call["id"], "content": "x"})
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": "x"})
     if message.get("function_call") and not message.get("tool_calls"):
-        said.append({"role": "function", "name": FUNCTION_CALL["name"], "content": "x"})
-    said.append({"role": "user", "content": "Go on."})
-    lowered_chat({"model": "m", "messages": said})
+        messages.append({"role": "function", "name": FUNCTION_CALL["name"], "content": "x"})
+    messages.append({"role": "user", "content": "Go on."})
+    lowered_chat({"model": "m", "messages": messages})
 
 
 def test_every_message_of_openais_sdk() -> None:
@@ -236,12 +236,12 @@ def in_responses(item: dict[str, Any]) -> None:
     is_search = kind.startswith("tool_search")
     joined = {"call_id": call_id if is_search else call_id or item.get("id")}
     hi = {"role": "user", "content": "Hi"}
-    said = [hi, item]
+    items = [hi, item]
     if kind in ANSWERS:
-        said.append({**ANSWERS[kind], **joined})
+        items.append({**ANSWERS[kind], **joined})
     elif kind in CALLS and (call_id or is_search or kind == "local_shell_call_output"):
-        said.insert(1, {**CALLS[kind], **joined})
-    request = {"model": "m", "input": [*said, hi]}
+        items.insert(1, {**CALLS[kind], **joined})
+    request = {"model": "m", "input": [*items, hi]}
     prepare(decode_responses(msgspec.json.encode(request)), ASKED)
 
 

@@ -112,8 +112,8 @@ def test_an_answer_without_content_can_be_sent_back(stack: Stack) -> None:
     first = client.messages.create(model=MODEL, max_tokens=4, messages=MESSAGES)
     assert first.content == []
     go_on = {"role": "user", "content": "Go on."}
-    said: Any = {"role": "assistant", "content": first.content}
-    client.messages.create(model=MODEL, max_tokens=4, messages=[*MESSAGES, said, go_on])
+    message: Any = {"role": "assistant", "content": first.content}
+    client.messages.create(model=MODEL, max_tokens=4, messages=[*MESSAGES, message, go_on])
     [choice] = chat(stack).choices
     chat(stack, messages=[*MESSAGES, choice.message, go_on])
     chat(stack, messages=[*MESSAGES, {"role": "assistant", "content": []}, go_on])
@@ -223,8 +223,10 @@ def test_what_the_sdk_parsed_can_be_sent_back_in_messages(stack: Stack, is_strea
         answer = messages.parse(**body)
     assert answer.parsed_output == Weather(where="there")
     result = {"type": "tool_result", "tool_use_id": "call_1", "content": "Rain."}
-    said = {"role": "assistant", "content": answer.content}
-    messages.parse(**{**body, "messages": [*MESSAGES, said, {"role": "user", "content": [result]}]})
+    message = {"role": "assistant", "content": answer.content}
+    messages.parse(
+        **{**body, "messages": [*MESSAGES, message, {"role": "user", "content": [result]}]}
+    )
     assert input_seen(stack) == {"where": "here"}
 
 
@@ -283,7 +285,7 @@ def test_unknown_fields_of_a_conversation_are_left_out_and_told(stack: Stack) ->
         "provider_specific_fields": {"a": 1},
         "extra_content": {"google": {"thought_signature": "x"}},
     }
-    said = {
+    message = {
         "role": "assistant",
         "content": [{"type": "text", "text": "I look.", "annotations": []}],
         "tool_calls": [call],
@@ -300,13 +302,17 @@ def test_unknown_fields_of_a_conversation_are_left_out_and_told(stack: Stack) ->
     result = {"role": "tool", "tool_call_id": "call_1", "content": "Rain.", "metadata": {"a": "b"}}
     question = {"role": "user", "content": "Where?", "id": "u1", "metadata": {}}
     tool = {**LOOK, "vendor": True, "function": {**LOOK["function"], "returns": "text"}}
-    answer = chat(stack, messages=[question, said, result], tools=[tool])
+    answer = chat(stack, messages=[question, message, result], tools=[tool])
     assert ignored_paths(answer) == {
         *("messages[0].id", "messages[0].metadata", "messages[2].metadata"),
         "messages[1].content[0].annotations",
         "messages[1].tool_calls[0].function.parsed_arguments",
         *(f"messages[1].tool_calls[0].{n}" for n in ("provider_specific_fields", "extra_content")),
-        *(f"messages[1].{name}" for name in said if name not in ("role", "content", "tool_calls")),
+        *(
+            f"messages[1].{name}"
+            for name in message
+            if name not in ("role", "content", "tool_calls")
+        ),
         *("tools[0].vendor", "tools[0].function.returns"),
     }
     prompt = stack.engine.requests[-1].prompt

@@ -31,11 +31,11 @@ OUTPUT = {"type": "tool_search_output", "execution": "client"}
 
 def says(*calls: tuple[str, str]) -> Any:
     """A turn that calls functions by name with these arguments."""
-    said: list[protocol.Frame] = []
-    for number, (name, written) in enumerate(calls):
-        said.append(protocol.ToolUseStart(f"call_{number}", name))
-        said.append(protocol.ToolInputDelta(written))
-    return frames(*said, protocol.Finished(reason="tool_use", output_tokens=9))
+    call_frames: list[protocol.Frame] = []
+    for number, (name, arguments) in enumerate(calls):
+        call_frames.append(protocol.ToolUseStart(f"call_{number}", name))
+        call_frames.append(protocol.ToolInputDelta(arguments))
+    return frames(*call_frames, protocol.Finished(reason="tool_use", output_tokens=9))
 
 
 def sent(stack: Stack) -> protocol.Prompt:
@@ -84,8 +84,8 @@ def test_a_search_of_the_clients_own_is_called_and_what_it_comes_to_can_be(stack
 def test_a_streamed_search_has_the_sdks_events(stack: Stack) -> None:
     stack.engine.script = says(("tool_search", '{"query": "look"}'))
     events = streamed(stack, tools=[SEARCH])
-    [done] = [event for event in events if event["type"] == "response.output_item.done"]
-    assert done["item"]["arguments"] == {"query": "look"}
+    [end_event] = [event for event in events if event["type"] == "response.output_item.done"]
+    assert end_event["item"]["arguments"] == {"query": "look"}
 
 
 def test_a_namespace_that_a_search_came_to_has_its_tools_back(stack: Stack) -> None:

@@ -90,8 +90,8 @@ def test_a_compaction_of_another_server_is_refused_and_of_this_one_read(stack: S
     sealed = seal("They spoke of leases.", scope, COMPACTION)
     assert unseal(sealed, scope) is None, "it is no thought"
     asked(stack, input=[{**item, "encrypted_content": sealed}, HI])
-    said = [part.text for part in parts(stack) if isinstance(part, protocol.TextPart)]
-    assert said[0].endswith("\nThey spoke of leases.") and said[1] == "Hi"
+    texts = [part.text for part in parts(stack) if isinstance(part, protocol.TextPart)]
+    assert texts[0].endswith("\nThey spoke of leases.") and texts[1] == "Hi"
 
 
 def test_settings_that_change_in_a_conversation_are_in_effect(stack: Stack) -> None:
@@ -131,19 +131,19 @@ def test_a_custom_tool_of_chat_is_called_with_a_text_and_sent_back(
             for piece in chunk.choices[0].delta.tool_calls or []:
                 if piece.id:
                     calls.append(piece.model_dump(exclude_unset=True))
-        said: Any = {"role": "assistant", "content": None, "tool_calls": calls}
+        message: Any = {"role": "assistant", "content": None, "tool_calls": calls}
         custom = calls[0]["custom"]
         assert [call["index"] for call in calls] == [0, 1]
     else:
-        said = chat(stack, tools=tools).choices[0].message
-        custom = said.tool_calls[0].custom.model_dump()
+        message = chat(stack, tools=tools).choices[0].message
+        custom = message.tool_calls[0].custom.model_dump()
     assert custom == {"name": "patch", "input": "*** Begin Patch"}
     results = [
         {"role": "tool", "tool_call_id": call_id, "content": "Done."}
         for call_id in ("call_1", "call_2")
     ]
     forced = {"type": "custom", "custom": {"name": "patch"}}
-    chat(stack, messages=[*MESSAGES, said, *results], tools=tools, tool_choice=forced)
+    chat(stack, messages=[*MESSAGES, message, *results], tools=tools, tool_choice=forced)
     assert stack.engine.requests[-1].tool_choice.name == "patch"
     inputs = [part.input for part in parts(stack) if isinstance(part, protocol.ToolUsePart)]
     assert inputs == [{"input": "*** Begin Patch"}, {}]
@@ -161,14 +161,14 @@ def test_what_is_missing_in_a_custom_tool_or_call_is_named(stack: Stack) -> None
 
 def test_a_conversation_from_before_there_were_tools_is_read(stack: Stack) -> None:
     called = {"name": "look", "arguments": '{"where": "here"}'}
-    said = {"role": "assistant", "content": None, "function_call": called}
+    message = {"role": "assistant", "content": None, "function_call": called}
     result: Any = {"role": "function", "name": "look", "content": "Rain."}
-    chat(stack, messages=[*MESSAGES, said, result])
+    chat(stack, messages=[*MESSAGES, message, result])
     [_, call, answer] = parts(stack)
     assert isinstance(call, protocol.ToolUsePart) and isinstance(answer, protocol.ToolResultPart)
     assert (call.input, answer.text) == ({"where": "here"}, "Rain.")
     assert call.id == answer.tool_use_id
-    for messages in ([*MESSAGES, result], [*MESSAGES, said, result, result]):
+    for messages in ([*MESSAGES, result], [*MESSAGES, message, result, result]):
         with pytest.raises(openai.BadRequestError, match="role 'function'"):
             chat(stack, messages=messages)
 

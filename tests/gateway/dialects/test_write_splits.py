@@ -64,8 +64,8 @@ def test_the_split_of_openai_adds_up_to_all_writes_or_is_left_out(
         assert split is None, "what is held for less than 30 minutes has no place in it"
         return
     assert split is not None
-    written = openai_usage_of(usage, 0, 0).prompt_tokens_details.cache_write_tokens
-    assert sum(split.values()) == written == max(0, sum(writes.values()) - automatic)
+    written_tokens = openai_usage_of(usage, 0, 0).prompt_tokens_details.cache_write_tokens
+    assert sum(split.values()) == written_tokens == max(0, sum(writes.values()) - automatic)
 
 
 @pytest.mark.parametrize(("held_for", "counted_as"), [("30m", "5m"), ("12h", "1h")])

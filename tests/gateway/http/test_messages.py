@@ -121,7 +121,7 @@ TOO_LONG = "prompt is too long: 12 tokens > 10 maximum"
 
 
 @pytest.mark.parametrize(
-    "code, said, status, kind, message",
+    "code, engine_message, status, kind, message",
     [
         ("prompt_too_long", TOO_LONG, 400, "invalid_request_error", TOO_LONG),
         ("overloaded", "secret", 529, "overloaded_error", "Overloaded"),
@@ -132,9 +132,9 @@ TOO_LONG = "prompt is too long: 12 tokens > 10 maximum"
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_engines_refusal_is_a_real_status(
-    stack: Stack, code: Any, said: str, status: int, kind: str, message: str, stream: bool
+    stack: Stack, code: Any, engine_message: str, status: int, kind: str, message: str, stream: bool
 ) -> None:
-    stack.engine.refusal = protocol.ErrorReply(code, said)
+    stack.engine.refusal = protocol.ErrorReply(code, engine_message)
     reply = stack.post("/v1/messages", json=body(stream=stream))
     assert reply.status_code == status
     assert reply.json()["error"]["type"] == kind

@@ -85,11 +85,11 @@ def test_turns_that_ask_for_another_protocol_are_served_however_they_are_cut(
         stack.url, *(requests[at : at + size] for at in range(0, len(requests), size))
     )
     assert received.count(b"HTTP/1.1 200") == 3, received[:2000]
-    said = [json.dumps(to_builtins(request.prompt)) for request in stack.engine.requests]
-    assert ["one" in said[0], "two" in said[1], "three" in said[2]] == [True] * 3
+    prompts = [json.dumps(to_builtins(request.prompt)) for request in stack.engine.requests]
+    assert ["one" in prompts[0], "two" in prompts[1], "three" in prompts[2]] == [True] * 3
 
 
-def turn_of(said: str, upgrade: str | None, *further: str) -> bytes:
-    content = json.dumps(body(messages=[{"role": "user", "content": said}])).encode()
+def turn_of(question: str, upgrade: str | None, *further: str) -> bytes:
+    content = json.dumps(body(messages=[{"role": "user", "content": question}])).encode()
     framing = (JSON, f"content-length: {len(content)}", *further)
     return head("POST /v1/messages", upgrade, *framing) + content

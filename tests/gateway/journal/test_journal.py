@@ -83,11 +83,11 @@ def test_what_a_killed_gateway_acknowledged_is_in_its_journal(tmp_path: Path) ->
         text=True,
     )
     assert writer.stdout is not None
-    said = [writer.stdout.readline() for _ in range(100)]
+    lines = [writer.stdout.readline() for _ in range(100)]
     writer.send_signal(signal.SIGKILL)
-    said += writer.stdout.read().splitlines(keepends=True)
+    lines += writer.stdout.read().splitlines(keepends=True)
     writer.wait()
-    whole = [line.split() for line in said if line.endswith("\n")]
+    whole = [line.split() for line in lines if line.endswith("\n")]
     opened = {words[1] for words in whole if words[0] == "open"}
     closed = {words[1]: int(words[2]) for words in whole if words[0] == "closed"}
 

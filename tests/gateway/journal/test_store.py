@@ -198,9 +198,9 @@ def test_a_turn_whose_opening_failed_is_not_there_and_a_close_is_tried_until_it_
     commits = Commits(monkeypatch)
 
     async def work(journal: Journal) -> None:
-        done = record(journal, 1)
+        turn = record(journal, 1)
         refused = record(journal, 2)
-        await journal.open(done)
+        await journal.open(turn)
         commits.times = 2
         commits.code = code
         with pytest.raises(JournalFull):
@@ -208,9 +208,9 @@ def test_a_turn_whose_opening_failed_is_not_there_and_a_close_is_tried_until_it_
         assert not journal.has_room
         with pytest.raises(JournalFull):
             await journal.open(refused)
-        await journal.close(done)
+        await journal.close(turn)
         await room(journal)
-        assert states(tmp_path) == {done.id: "closed"}
+        assert states(tmp_path) == {turn.id: "closed"}
 
     on(tmp_path, work)
 
@@ -347,12 +347,12 @@ def test_a_damaged_file_is_kept_whole_and_the_journal_goes_on_with_what_can_be_r
     (name,) = first.damaged
     assert event["log_level"] == "error" and event["kept"] == name
     assert {file: (directory / name / file).read_bytes() for file in left} == left
-    read = states(directory)
-    assert read.keys() - {f"msg_{first.instance}000099"} <= set(ids)
-    for turn_id in read.keys() & set(ids):
-        assert read[turn_id] in (("closed", "open")[ids.index(turn_id) % 2], ASIDE)
+    turn_states = states(directory)
+    assert turn_states.keys() - {f"msg_{first.instance}000099"} <= set(ids)
+    for turn_id in turn_states.keys() & set(ids):
+        assert turn_states[turn_id] in (("closed", "open")[ids.index(turn_id) % 2], ASIDE)
     if damage is flip_a_page:
-        assert len(read) > 5
+        assert len(turn_states) > 5
 
 
 def test_a_start_that_is_killed_while_it_reads_a_kept_file_reads_it_again(

@@ -88,7 +88,10 @@ def test_reasons_of_before_are_told_apart_where_the_turns_are_there(
 ) -> None:
     migrate(settings)
     there, gone = (
-        [at(n, day, cache_read_tokens=read, engine="engine-0") for n, read in enumerate(reads, day)]
+        [
+            at(n, day, cache_read_tokens=read_tokens, engine="engine-0")
+            for n, read_tokens in enumerate(reads, day)
+        ]
         for day, reads in ((9, (0, 0, 50)), (0, (0, 50, 50)))
     )
     horizon = int(START.timestamp() * 1000) + 5 * 86_400_000

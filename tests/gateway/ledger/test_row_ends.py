@@ -28,11 +28,11 @@ def store(ledger: Ledger) -> Batches:
     return Batches(ledger, MASTER, max_running=10, max_bytes=1000)
 
 
-def ended(instance: str, said: bytes, tokens: int) -> TurnRecord:
+def ended(instance: str, result: bytes, tokens: int) -> TurnRecord:
     """What a gateway's try of the row left."""
     turn_id = row_turn_id(BATCH, 0)
     row = RowTry(id=new_try_id(instance, turn_id), batch=BATCH, position=0, status="succeeded")
-    row.result = Texts(MASTER).batch(BATCH).sealed_result(0, "succeeded", said)
+    row.result = Texts(MASTER).batch(BATCH).sealed_result(0, "succeeded", result)
     values = {"instance": instance, "workspace": "a", "price": "reference", "outcome": "stop"}
     counted = {"status": 200, "output_tokens": tokens, "cost": tokens, "cost_without_cache": tokens}
     return turn_record(turn_id, row=row, **values, **counted)
@@ -117,4 +117,4 @@ async def test_the_journal_tells_ended_rows_and_counts_those_that_the_ledger_has
         assert sum((await journal.forgotten()).values()) == 1
     finally:
         await journal.stop()
-    assert [said for _, _, said in await store.results(BATCH, -1, 10)] == [b"whole"]
+    assert [result for _, _, result in await store.results(BATCH, -1, 10)] == [b"whole"]

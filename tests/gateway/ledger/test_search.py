@@ -31,16 +31,16 @@ def turns() -> list[TurnRecord]:
     records = []
     for number in range(NUM_TURNS):
         prompt = chance.choice((0, 1, 99, 100))
-        read = min(prompt, chance.choice((0, 0, 1, 49, 50, 99, 100)))
+        read_tokens = min(prompt, chance.choice((0, 0, 1, 49, 50, 99, 100)))
         records.append(
             turn_record(
                 f"msg_{number:04}",
                 opened_at=START + timedelta(seconds=number // 3),
                 user_agent=chance.choice(CLIENTS),
                 key_id=chance.choice(("key_1", "key_2")),
-                miss_reason=None if read else "cold",
-                input_tokens=prompt - read,
-                cache_read_tokens=read,
+                miss_reason=None if read_tokens else "cold",
+                input_tokens=prompt - read_tokens,
+                cache_read_tokens=read_tokens,
             )
         )
     return records

@@ -522,5 +522,5 @@ def test_postgresql_looks_each_gap_up_once_and_compiles_nothing(
 
     jit, plan = asyncio.run(with_ledger(database.ledger_url, look))
     assert jit == "off"
-    written = str(changes).count("json_array_elements_text")
-    assert plan.count("Function Scan on json_array_elements_text") == written, plan
+    num_uses = str(changes).count("json_array_elements_text")
+    assert plan.count("Function Scan on json_array_elements_text") == num_uses, plan

@@ -283,8 +283,8 @@ def test_every_alert_asks_what_is_exposed_and_says_what_to_do(exposed: Exposed) 
     assert len(names) == len(set(names)) > 20
     for rule in rules():
         check_expression(rule["expr"], exposed)
-        said = {"summary", "impact", "diagnosis", "resolution"}
-        assert set(rule["annotations"]) == said
+        fields = {"summary", "impact", "diagnosis", "resolution"}
+        assert set(rule["annotations"]) == fields
         assert all(rule["annotations"].values())
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
         for mentioned in re.findall(r"\bHoldfast\w+", " ".join(rule["annotations"].values())):
@@ -367,9 +367,9 @@ def test_every_expression_counts_all_classes_of_ttl_or_none() -> None:
     for text in expressions():
         for selector in selectors(parsed(text)):
             if selector.name and selector.name.endswith("_tokens_total"):
-                written = classes_of(selector) & WRITES
-                assert written in (set(), WRITES), text
-                num_counted += bool(written)
+                write_classes = classes_of(selector) & WRITES
+                assert write_classes in (set(), WRITES), text
+                num_counted += bool(write_classes)
     assert num_counted >= 8
 
 

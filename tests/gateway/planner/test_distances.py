@@ -19,17 +19,17 @@ def requests(unit: int = 32) -> list[PlannedRequest]:
 def kept(planned: list[PlannedRequest], size: int) -> float:
     """What a memory of this many units gives, by keeping it."""
     memory: OrderedDict[int, None] = OrderedDict()
-    read = 0
+    read_tokens = 0
     for request in planned:
         known = request.shared_units
         depth = next((n for n, u in enumerate(known) if u not in memory), len(known))
-        read += request.tokens_at(depth)
+        read_tokens += request.tokens_at(depth)
         for unit in reversed(known):
             memory[unit] = None
             memory.move_to_end(unit)
         while len(memory) > size:
             memory.popitem(last=False)
-    return read / sum(request.tokens for request in planned)
+    return read_tokens / sum(request.tokens for request in planned)
 
 
 def test_the_curve_is_what_a_memory_of_that_size_gives_and_its_knee_the_smallest() -> None:

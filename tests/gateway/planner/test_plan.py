@@ -29,16 +29,16 @@ def planned(
 def ideal(traffic: MadeTraffic) -> float:
     """All of a prompt that an earlier one had, of a cache that loses nothing."""
     prefix_ids = set[int]()
-    read = 0
+    read_tokens = 0
     total = 0
     for turn in made_up(traffic):
         total += turn.ends[-1]
         known = [
             end for number, end in zip(turn.ids, turn.ends, strict=True) if number in prefix_ids
         ]
-        read += max(known, default=0)
+        read_tokens += max(known, default=0)
         prefix_ids.update(turn.ids)
-    return read / total
+    return read_tokens / total
 
 
 def test_enough_memory_reads_all_that_there_is_and_keeps_every_promise() -> None:

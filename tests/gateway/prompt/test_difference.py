@@ -7,8 +7,8 @@ from engine.protocol import Message, Prompt, TextPart
 from gateway.prompt.difference import common_length, first_difference
 
 
-def prompt(system: str, *said: str) -> Prompt:
-    messages = [Message(role="user", parts=[TextPart(text)]) for text in said]
+def prompt(system: str, *texts: str) -> Prompt:
+    messages = [Message(role="user", parts=[TextPart(text)]) for text in texts]
     return Prompt(system=[TextPart(system)], messages=messages)
 
 

@@ -96,8 +96,8 @@ def test_blocks_and_results_show_images_where_the_engine_sees(tmp_path: Path) ->
     messages[0]["content"][1] = {**image_block, "cache_control": {"type": "ephemeral"}}
     engine = ScriptedEngine(capabilities=get_args(protocol.Capability))
     with stacked(tmp_path, engine) as stack:
-        said = stack.sdk().messages.create(model=MODEL, max_tokens=5, messages=messages)
-        assert told(said) == []
+        first = stack.sdk().messages.create(model=MODEL, max_tokens=5, messages=messages)
+        assert told(first) == []
         prompt = engine.requests[-1].prompt
         points = engine.requests[-1].breakpoints
         # Google's client writes base64 for URLs.

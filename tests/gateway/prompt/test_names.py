@@ -34,9 +34,11 @@ def prompt(*texts: str) -> Prompt:
 
 
 def test_another_scope_shares_no_name() -> None:
-    said = lowered(conversation()).plan.prompt
-    ours, theirs = ({n.digest for n in name_prefixes(said, who)} for who in ("ours", "theirs"))
-    assert len(ours) == len(theirs) == said.num_segments and not ours & theirs
+    conversation_prompt = lowered(conversation()).plan.prompt
+    ours, theirs = (
+        {n.digest for n in name_prefixes(conversation_prompt, who)} for who in ("ours", "theirs")
+    )
+    assert len(ours) == len(theirs) == conversation_prompt.num_segments and not ours & theirs
 
 
 def test_names_inside_a_text_are_dense_in_front_and_sparse_behind() -> None:
@@ -78,10 +80,12 @@ def test_every_gateway_gives_these_names() -> None:
     """Names are compared between gateways, so they change with `NAMES_RULE` alone."""
     tools = [Tool("look", {"type": "object"}, "Looks.")]
     called = Message("assistant", [ToolUsePart("1", "look", {"at": "é"})])
-    said = Prompt([Message("user", [TextPart("é" * 1500)]), called], tools, [TextPart("rules")])
+    named_prompt = Prompt(
+        [Message("user", [TextPart("é" * 1500)]), called], tools, [TextPart("rules")]
+    )
     assert NAMES_RULE == 2
     digests = "b590d37a91509292 e07ef8c3025f7eb7 b177702f0d57f632 3fd563b3d9ef0ab6 2aaf7df772143bb4"
-    assert " ".join(name.digest for name in name_prefixes(said, "scope")) == digests
+    assert " ".join(name.digest for name in name_prefixes(named_prompt, "scope")) == digests
 
 
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=4), st.data())
@@ -125,17 +129,17 @@ def test_names_behind_an_adapters_beginning_are_its_own() -> None:
 
 
 def test_a_document_has_one_name_wherever_it_stands_and_none_of_another_scope() -> None:
-    said = ["An été. ", "x" * 40_000, "z"]
+    contents = ["An été. ", "x" * 40_000, "z"]
     orders = [(0, 1, 2), (2, 1, 0), (1, 0, 2)]
     by_text: dict[str, list[set[str]]] = {}
     for scope in ("ours", "theirs"):
         for order in orders:
-            documents_prompt = prompt("", *(said[n] for n in order))
+            documents_prompt = prompt("", *(contents[n] for n in order))
             documents = [Document(1 + place) for place in range(3)]
             salts = Approximate(documents=documents).salts
             prefixes = find_prefixes(documents_prompt, scope, salts=salts)
             named, places = name_documents(documents_prompt, scope, documents, prefixes)
-            sizes = [len(said[n].encode()) for n in order]
+            sizes = [len(contents[n].encode()) for n in order]
             assert [end - begin for begin, end in places] == sizes
             assert places[-1][1] == prefixes[-1].num_bytes
             texts = [by_text.setdefault(f"{scope} {n}", []) for n in order]

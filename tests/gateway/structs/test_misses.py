@@ -45,9 +45,9 @@ def test_messages_has_the_types_of_the_sdk_and_no_others() -> None:
 @pytest.mark.parametrize("kind", get_args(DivergenceKind))
 def test_every_kind_of_difference_has_its_word_in_each_dialect(kind: DivergenceKind) -> None:
     diagnosis = Diagnosis("compared", Divergence(kind, 0, 7, 0))
-    said = messages_diagnostics(diagnosis)
-    assert said is not None and said.cache_miss_reason is not None
-    assert said.cache_miss_reason.type in get_args(CacheMissType)
+    diagnostics = messages_diagnostics(diagnosis)
+    assert diagnostics is not None and diagnostics.cache_miss_reason is not None
+    assert diagnostics.cache_miss_reason.type in get_args(CacheMissType)
     answer = responses_diagnostics(diagnosis, has_read=False)
     assert answer is not None
     assert answer.type == ("unavailable" if kind == "unavailable" else "cache_miss")

@@ -98,9 +98,9 @@ def test_an_answer_outgrowing_its_schema_is_the_clients_error_as_its_row_says(st
         live = stack.post("/v1/messages", json=body(output_config=FORMAT, stream=True))
         detail = refused_chat(stack, response_format=RESPONSE_FORMAT)
     assert plain.status_code == 400
-    said = "output_config.format.schema: the answer can't be held to it: what may come next"
+    words = "output_config.format.schema: the answer can't be held to it: what may come next"
     for answer in (plain, live):
-        assert said in answer.text and "invalid_request_error" in answer.text
+        assert words in answer.text and "invalid_request_error" in answer.text
     assert detail["param"] == "response_format" and "can't be held to it" in detail["message"]
     for answer, status in ((plain, 400), (live, 200)):
         [turn_id] = [
@@ -199,7 +199,7 @@ def test_what_the_engine_or_its_servers_template_cannot_do_is_refused_by_the_fie
     completions = "/v1/completions"
     chats = "/v1/chat/completions"
     with serve(engine) as engine_url, serve_gateway(tmp_path, engine_url) as url:
-        for path, request, said in (
+        for path, request, words in (
             (
                 messages,
                 body(output_config=FORMAT),
@@ -213,7 +213,7 @@ def test_what_the_engine_or_its_servers_template_cannot_do_is_refused_by_the_fie
             (messages, body(top_k=5), "top_k: "),
             (chats, {**fields, "messages": [*MESSAGES, begun]}, "messages: "),
         ):
-            assert error(url, path, request)["message"].startswith(said)
+            assert error(url, path, request)["message"].startswith(words)
         gemini = f"{url}/v1beta/models/{MODEL}:generateContent"
         contents = [*turns, {"role": "model", "parts": [{"text": "Once"}]}]
         key = {"x-goog-api-key": API_KEY}

@@ -34,8 +34,8 @@ class Pair:
         return Admin(self.url)
 
     def ask(self, text: str, path: str = "messages", **changes: Any) -> httpx.Response:
-        said = [{"role": "user", "content": text}]
-        return ask(self.url, f"/v1/{path}", messages=said, **changes)
+        messages = [{"role": "user", "content": text}]
+        return ask(self.url, f"/v1/{path}", messages=messages, **changes)
 
     def ask_until(self, engine: ScriptedEngine, name: str, **changes: Any) -> httpx.Response:
         """Ask new things until one of them was sent to this engine first; return its answer."""
@@ -346,8 +346,8 @@ def test_what_can_not_be_done_to_engines_is_said(pair: Pair) -> None:
     request = body(stream=True)
     with httpx.stream("POST", url, json=request, headers=HEADERS, timeout=120):
         name = "engine-0" if pair.first.requests else "engine-1"
-        said = pair.admin.delete(f"engines/{name}", 400)
-        assert "turns run there" in said["error"]["message"]
+        reply = pair.admin.delete(f"engines/{name}", 400)
+        assert "turns run there" in reply["error"]["message"]
     pair.admin.post("engines/engine-9/drain", status=404)
     for entry, reason in (
         ({"url": pair.first_url}, "url: this engine is there already"),

@@ -16,12 +16,12 @@ KEPT = Guarantee("isolation", True, "blocks are found by scope")
 
 
 @pytest.mark.parametrize(
-    ("guarantees", "said"),
+    ("guarantees", "is_isolated"),
     [([SHARED], False), ([KEPT], None), ([], None)],
     ids=["shared", "kept", "not told"],
 )
 def test_an_answer_says_where_workspaces_are_not_kept_apart(
-    tmp_path: Path, guarantees: list[Guarantee], said: bool | None
+    tmp_path: Path, guarantees: list[Guarantee], is_isolated: bool | None
 ) -> None:
     scripted = ScriptedEngine(guarantees=guarantees)
     with serve(scripted) as engine, serve_gateway(tmp_path, engine) as gateway:
@@ -29,4 +29,4 @@ def test_an_answer_says_where_workspaces_are_not_kept_apart(
         for path, request in (("/v1/messages", body()), ("/v1/chat/completions", chat)):
             reply = httpx.post(f"{gateway}{path}", json=request, headers=HEADERS, timeout=120)
             assert reply.status_code == 200, reply.text
-            assert reply.json()["holdfast"].get("is_isolated") is said
+            assert reply.json()["holdfast"].get("is_isolated") is is_isolated

@@ -93,8 +93,8 @@ def explained(
 
 def test_the_engines_own_word_stands_where_it_knows_more_than_cold() -> None:
     started = answer(None, "ttl_expired", "in_progress_race", read=200, reason="ttl_expired")
-    said = explained(started, known((3, "two", "m")))
-    assert said == ("ttl_expired", {1: None, 2: "ttl_expired", 3: "in_progress_race"})
+    explanation = explained(started, known((3, "two", "m")))
+    assert explanation == ("ttl_expired", {1: None, 2: "ttl_expired", 3: "in_progress_race"})
 
 
 def test_a_prompt_that_nobody_knows_is_cold_and_one_that_went_on_grew() -> None:
@@ -109,32 +109,36 @@ def test_a_prompt_that_nobody_knows_is_cold_and_one_that_went_on_grew() -> None:
 
 
 def test_a_later_mark_that_stands_on_another_engine_is_told_beside_a_read() -> None:
-    said = explained(answer(None, "grew", "grew", read=200), known((2, "two", "m")))
-    assert said.marks == {1: None, 2: "routed_elsewhere", 3: "routed_elsewhere"}
-    assert said.request == "routed_elsewhere"
-    said = explained(answer(None, "grew", "grew", read=200), known((1, "two", "m")))
-    assert said == (None, {1: None, 2: "grew", 3: "grew"}), "who held what was read is no reason"
+    explanation = explained(answer(None, "grew", "grew", read=200), known((2, "two", "m")))
+    assert explanation.marks == {1: None, 2: "routed_elsewhere", 3: "routed_elsewhere"}
+    assert explanation.request == "routed_elsewhere"
+    explanation = explained(answer(None, "grew", "grew", read=200), known((1, "two", "m")))
+    assert explanation == (None, {1: None, 2: "grew", 3: "grew"}), (
+        "who held what was read is no reason"
+    )
 
 
 def test_each_mark_has_the_reason_of_what_stands_up_to_it() -> None:
     holders = known((1, "two", "m"), (2, "one", "m"))
-    said = explained(answer("cold", "cold", "cold", reason="cold", epoch="e2"), holders)
-    assert said.marks == {1: "routed_elsewhere", 2: "engine_restart", 3: "engine_restart"}
-    assert said.request == "engine_restart"
+    explanation = explained(answer("cold", "cold", "cold", reason="cold", epoch="e2"), holders)
+    assert explanation.marks == {1: "routed_elsewhere", 2: "engine_restart", 3: "engine_restart"}
+    assert explanation.request == "engine_restart"
 
 
 def test_a_changed_model_wins_over_a_shared_head_that_another_engine_has() -> None:
     """The conversation was with another model; its head is known of this one, elsewhere."""
     holders = known((3, "two", "other"), (1, "two", "m"))
-    said = explained(answer("cold", "cold", "cold", reason="cold"), holders)
-    assert said.marks == {1: "routed_elsewhere", 2: "routed_elsewhere", 3: "model_changed"}
-    assert said.request == "model_changed"
+    explanation = explained(answer("cold", "cold", "cold", reason="cold"), holders)
+    assert explanation.marks == {1: "routed_elsewhere", 2: "routed_elsewhere", 3: "model_changed"}
+    assert explanation.request == "model_changed"
 
 
 def test_a_changed_model_that_the_client_named_is_the_reason_of_every_mark() -> None:
     change = Divergence("model_changed", 0, 400, 0)
-    said = explained(answer("cold", "cold", "cold", reason="cold"), known((3, "two", "m")), change)
-    assert said == ("model_changed", dict.fromkeys(MARKS, "model_changed"))
+    explanation = explained(
+        answer("cold", "cold", "cold", reason="cold"), known((3, "two", "m")), change
+    )
+    assert explanation == ("model_changed", dict.fromkeys(MARKS, "model_changed"))
 
 
 @pytest.mark.parametrize(
@@ -150,29 +154,31 @@ def test_a_difference_is_the_reason_of_the_marks_behind_it(
     kind: DivergenceKind, segment: int, reasons: list[str]
 ) -> None:
     change = Divergence(kind, segment, 100, 0)
-    said = explained(answer("cold", "cold", "cold", reason="cold"), known(), change)
-    assert list(said.marks.values()) == reasons
-    assert said.request == reasons[-1]
+    explanation = explained(answer("cold", "cold", "cold", reason="cold"), known(), change)
+    assert list(explanation.marks.values()) == reasons
+    assert explanation.request == reasons[-1]
 
 
 def test_a_difference_within_what_was_read_is_no_reason() -> None:
     change = Divergence("system_changed", 1, 300, 0)
-    said = explained(answer(None, "grew", "grew", read=200), known(), change)
-    assert said == (None, {1: None, 2: "grew", 3: "grew"})
+    explanation = explained(answer(None, "grew", "grew", read=200), known(), change)
+    assert explanation == (None, {1: None, 2: "grew", 3: "grew"})
     behind = Divergence("messages_changed", 2, 300, 0)
-    said = explained(answer(None, "grew", "grew", read=200), known(), behind)
-    assert said.marks == {1: None, 2: "messages_changed", 3: "messages_changed"}
-    assert said.request == "messages_changed"
+    explanation = explained(answer(None, "grew", "grew", read=200), known(), behind)
+    assert explanation.marks == {1: None, 2: "messages_changed", 3: "messages_changed"}
+    assert explanation.request == "messages_changed"
 
 
 def test_of_an_engine_that_tells_of_no_mark_the_request_has_a_reason_alone() -> None:
     change = Divergence("tools_changed", 0, 400, 0)
-    said = explained(answer(UNSET, UNSET, UNSET, reason="cold"), known(), change)
-    assert said == ("tools_changed", {})
+    explanation = explained(answer(UNSET, UNSET, UNSET, reason="cold"), known(), change)
+    assert explanation == ("tools_changed", {})
     assert explained(answer(UNSET, UNSET, UNSET, read=400), known()) == (None, {})
 
 
 def test_marks_that_take_no_part_keep_their_reason_and_are_not_the_requests() -> None:
-    said = explained(answer("cold", "cold", "no_boundary", reason="cold"), known((2, "two", "m")))
-    assert said.marks == {1: "cold", 2: "routed_elsewhere", 3: "no_boundary"}
-    assert said.request == "routed_elsewhere"
+    explanation = explained(
+        answer("cold", "cold", "no_boundary", reason="cold"), known((2, "two", "m"))
+    )
+    assert explanation.marks == {1: "cold", 2: "routed_elsewhere", 3: "no_boundary"}
+    assert explanation.request == "routed_elsewhere"

@@ -99,10 +99,10 @@ def test_a_turn_is_one_trace_with_what_was_read_and_without_a_word_of_the_prompt
     assert call.ended <= turn.ended
     assert not any(span.is_error for span in spans)
     for span in (turn, call):
-        read = span.attributes["gen_ai.usage.cache_read.input_tokens"]
-        assert isinstance(read, int) and read > 100
+        read_tokens = span.attributes["gen_ai.usage.cache_read.input_tokens"]
+        assert isinstance(read_tokens, int) and read_tokens > 100
         assert span.attributes["gen_ai.usage.cache_creation.input_tokens"] == 0
-        assert span.attributes["gen_ai.usage.input_tokens"] > read
+        assert span.attributes["gen_ai.usage.input_tokens"] > read_tokens
         assert span.attributes["holdfast.cache.tier"] == "device"
         assert span.attributes["gen_ai.operation.name"] == "chat"
     attributes = turn.attributes

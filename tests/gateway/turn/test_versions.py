@@ -21,8 +21,8 @@ OTHERS = "\n".join(f"Step {n}: mix {n * 3} parts of flour with milk." for n in r
 PAPER = "The committee met and found that nothing was to be done about it. " * 8
 
 
-def printed(system: Any, said: str = "Why?", model: str = "m", **more: Any) -> Fingerprint:
-    request = body(system=system, messages=[{"role": "user", "content": said}], **more)
+def printed(system: Any, question: str = "Why?", model: str = "m", **more: Any) -> Fingerprint:
+    request = body(system=system, messages=[{"role": "user", "content": question}], **more)
     decoded = decode_messages(msgspec.json.encode(request))
     who = Principal("w", "k", "w")
     context = RequestContext(who, CatalogueModel(id=model, display_name=model), 0.0)

@@ -222,9 +222,9 @@ for form in t.FORMS:
 
 
 def output_of(program: str) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert not done.returncode, done.stderr
-    return done.stdout.splitlines()
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert not process.returncode, process.stderr
+    return process.stdout.splitlines()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="bounds its stack on Linux alone")

@@ -66,10 +66,10 @@ def test_a_prompt_has_one_place_an_image_and_none_that_a_client_wrote(seeing: Pr
     second_image = image(2)
     call = ToolUsePart("c", "shot", {})
     result = ToolResultPart("c", f"A {second_image.reference}\nB")
-    said = f"{PLACE} and {image(3).reference}"
+    text = f"{PLACE} and {image(3).reference}"
     prompt = Prompt(
         [
-            Message("user", [TextPart(said), TextPart(first_image.reference)]),
+            Message("user", [TextPart(text), TextPart(first_image.reference)]),
             Message("assistant", [call]),
             Message("user", [result, TextPart(first_image.reference)]),
         ],

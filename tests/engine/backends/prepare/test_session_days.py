@@ -103,18 +103,18 @@ async def engine(
 async def test_a_session_keeps_its_day_until_its_lease_ends_on_any_worker(model: Path) -> None:
     async with engine(model) as running:
         first = await running.ask("Where is it?")
-        written = first.usage.cache_write_1h_tokens
-        assert written > 200 and not first.usage.cache_read_tokens
+        written_tokens = first.usage.cache_write_1h_tokens
+        assert written_tokens > 200 and not first.usage.cache_read_tokens
         running.today = NEW
         await running.backend.advance_clock(120)
         await kill_workers(running.backend)
         second = await running.ask("Where is it?", "There.", "And now?")
-        assert second.usage.cache_read_tokens == written
+        assert second.usage.cache_read_tokens == written_tokens
         assert await running.days() == 31
         for _ in range(3):  # each use keeps the day for an hour more
             await running.backend.advance_clock(HOUR - 60)
             again = await running.ask("Where is it?")
-            assert again.usage.cache_read_tokens == written
+            assert again.usage.cache_read_tokens == written_tokens
         await running.backend.advance_clock(HOUR + 61)
         assert await running.days() == 1
         late = await running.ask("Where is it?")

@@ -88,8 +88,8 @@ def test_a_server_that_cannot_be_used_ends_the_start_with_one_line(
     ):
         wait_until(lambda: server.process.poll() is not None)
         assert server.process.poll() == 1
-        said = log.read_text("utf-8")
-        assert why in said and "Traceback" not in said
+        log_text = log.read_text("utf-8")
+        assert why in log_text and "Traceback" not in log_text
 
 
 def test_the_lines_of_a_request_that_its_server_failed_have_its_id(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_what_can_be_served_is(llama: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "words"),
     [
         ({"kv_transfer_config": None}, "vLLM has no HoldfastConnector: add --kv-transfer-config"),
         ({"kv_transfer_config": multi(EXAMPLE)}, "the MultiConnector has no HoldfastConnector"),
@@ -98,9 +98,9 @@ def test_what_can_be_served_is(llama: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_can_not_be_served_ends_the_start_in_one_line(
-    llama: Path, changes: dict[str, Any], said: str
+    llama: Path, changes: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(SystemExit, match=said) as ended:
+    with pytest.raises(SystemExit, match=words) as ended:
         configured(llama, **changes)
     assert str(ended.value).startswith("holdfast: ")
     assert "\n" not in str(ended.value)

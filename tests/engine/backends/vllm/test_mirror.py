@@ -55,13 +55,13 @@ class Books:
         report = Report(request_id="request", hit_tokens=hit_tokens, held=outcomes)
         table = self.cache.new_table(self._query)
         self.cache.admit(self._query, self._found, table, report)
-        written = self.cache.write(self._query, self._found, table, self.time)
+        start = self.cache.write(self._query, self._found, table, self.time)
         self.cache.let_go(self._found)
         table.release()
         self.cache.let_off(self._directive)
         check_pool(self.pool)
         check_entries(self.entries)
-        return written
+        return start
 
     def write(self) -> Directive:
         query = self.ask()
@@ -86,11 +86,11 @@ def test_a_read_is_what_vllm_reused_of_the_entry(books: Books) -> None:
 def test_a_hit_that_was_lost_on_the_way_is_none(books: Books) -> None:
     books.write()
     books.lose(books.ask().wants[1].key, "sacrificed", "evicted")
-    written = books.answer(hit_tokens=12)
-    assert written.usage.cache_read_tokens == 8, "the shorter entry is still there"
-    assert written.usage.automatic_tokens == 4
-    assert written.miss_reason == "sacrificed"
-    assert [report.missed for report in written.breakpoints] == [None, "sacrificed"]
+    answer = books.answer(hit_tokens=12)
+    assert answer.usage.cache_read_tokens == 8, "the shorter entry is still there"
+    assert answer.usage.automatic_tokens == 4
+    assert answer.miss_reason == "sacrificed"
+    assert [report.missed for report in answer.breakpoints] == [None, "sacrificed"]
     (ended,) = books.entries.leases.take_ended()
     assert (ended.reason, ended.names) == ("sacrificed", [NAME])
 
@@ -102,23 +102,23 @@ def test_a_cache_that_was_emptied_was_so_by_hand(books: Books) -> None:
         books.lose(want.key, "reset")
     assert {ended.reason for ended in books.entries.leases.take_ended()} == {"dropped"}
     books.ask()
-    written = books.answer(hit_tokens=0)
-    assert written.usage.cache_read_tokens == 0
-    assert [report.missed for report in written.breakpoints] == ["dropped"] * 2
-    assert written.miss_reason == "dropped"
+    answer = books.answer(hit_tokens=0)
+    assert answer.usage.cache_read_tokens == 0
+    assert [report.missed for report in answer.breakpoints] == ["dropped"] * 2
+    assert answer.miss_reason == "dropped"
 
 
 def test_an_entry_of_which_vllm_reused_less_than_the_books_say_was_evicted(books: Books) -> None:
     books.write()
     books.ask()
-    written = books.answer(hit_tokens=8)
-    assert written.usage.cache_read_tokens == 8
-    assert written.miss_reason == "best_effort_evicted"
-    assert [report.missed for report in written.breakpoints] == [None, "best_effort_evicted"]
+    answer = books.answer(hit_tokens=8)
+    assert answer.usage.cache_read_tokens == 8
+    assert answer.miss_reason == "best_effort_evicted"
+    assert [report.missed for report in answer.breakpoints] == [None, "best_effort_evicted"]
     books.ask()
-    written = books.answer(hit_tokens=4)
-    assert written.usage.cache_read_tokens == 0
-    assert [report.missed for report in written.breakpoints] == ["best_effort_evicted"] * 2
+    answer = books.answer(hit_tokens=4)
+    assert answer.usage.cache_read_tokens == 0
+    assert [report.missed for report in answer.breakpoints] == ["best_effort_evicted"] * 2
 
 
 @pytest.mark.parametrize("reason", ["sacrificed", "yielded"])
@@ -130,16 +130,16 @@ def test_an_entry_without_its_lease_can_be_read_and_leased_again(
         books.lose(want.key, reason)
     assert {entry.state for entry in books.entries.live()} == {"best_effort"}
     books.ask()
-    written = books.answer(hit_tokens=16)
-    assert written.usage.cache_read_tokens == 16
-    assert [report.state for report in written.breakpoints] == ["leased", "leased"]
+    answer = books.answer(hit_tokens=16)
+    assert answer.usage.cache_read_tokens == 16
+    assert [report.state for report in answer.breakpoints] == ["leased", "leased"]
 
 
 def test_what_the_connector_could_not_hold_is_no_entry_and_not_billed(books: Books) -> None:
     books.ask()
-    written = books.answer(state="none")
-    assert [report.state for report in written.breakpoints] == ["none", "none"]
-    assert written.usage.input_tokens == len(PROMPT)
+    answer = books.answer(state="none")
+    assert [report.state for report in answer.breakpoints] == ["none", "none"]
+    assert answer.usage.input_tokens == len(PROMPT)
     assert not books.entries.live()
 
 

@@ -81,9 +81,9 @@ def test_a_block_that_vllm_unhashes_ends_the_lease_on_it(make: Make) -> None:
     assert block is not None
     sim.leases.unprotect(block)
     sim.scheduler.kv_cache_manager.evict_blocks({block[3].block_id})
-    read = sim.run("reader", [*PREFIX, 1], read="entry", wants=[("entry", 640, 60.0)])
-    assert read.hit_tokens == 3 * BLOCK
-    assert read.held[0].state == "leased", "written anew"
+    report = sim.run("reader", [*PREFIX, 1], read="entry", wants=[("entry", 640, 60.0)])
+    assert report.hit_tokens == 3 * BLOCK
+    assert report.held[0].state == "leased", "written anew"
     assert sim.losses() == {"entry": "evicted"}, "the one before"
 
 
@@ -238,8 +238,8 @@ def test_a_state_is_kept_at_a_mark_and_read_in_front_of_another_tail(make: Make)
     assert sim.leases.num_leased_blocks == 336 // BLOCK + 2, "a state is one block more"
     sim.flood(10)
     assert sim.losses() == {}
-    read = sim.run("outer", [*PREFIX[:336], *tokens_of("third", 200)], read="outer")
-    assert (read.hit_tokens, read.computed_tokens) == (336, 200)
+    report = sim.run("outer", [*PREFIX[:336], *tokens_of("third", 200)], read="outer")
+    assert (report.hit_tokens, report.computed_tokens) == (336, 200)
     assert sim.run("inner", [*PREFIX[:96], *tokens_of("x", 9)], read="inner").hit_tokens == 96
 
 

@@ -102,7 +102,7 @@ class Offloading(Simulator):
     def _run(self, output: Any) -> ModelRunnerOutput:
         result = super()._run(output)
         meta = output.kv_connector_metadata.metadata[1]
-        done = OffloadingWorkerMetadata()
+        metadata = OffloadingWorkerMetadata()
         blocks = self.pool.blocks
         received = set()
         for job_id, job in meta.store_jobs.items():
@@ -110,18 +110,18 @@ class Offloading(Simulator):
             for block_id, chunk in pairs:
                 at = int(chunk) * CHUNK_BYTES
                 self.view[at : at + CHUNK_BYTES] = content_of(blocks[block_id].block_hash)
-            done.mark_completed(job_id)
+            metadata.mark_completed(job_id)
         for job_id, job in meta.load_jobs.items():
             pairs = zip(job.src_spec.block_ids, job.dst_spec.block_ids, strict=True)
             for chunk, block_id in pairs:
                 at = int(chunk) * CHUNK_BYTES
                 self.loaded[int(block_id)] = bytes(self.view[at : at + CHUNK_BYTES])
             self.num_loaded += len(job.dst_spec.block_ids)
-            done.mark_completed(job_id)
+            metadata.mark_completed(job_id)
             received.add(job.req_id)
         result.kv_connector_output = KVConnectorOutput(
             finished_recving=received,
-            kv_connector_worker_meta=MultiKVConnectorWorkerMetadata((None, done)),
+            kv_connector_worker_meta=MultiKVConnectorWorkerMetadata((None, metadata)),
         )
         return result
 
@@ -149,11 +149,13 @@ def file_of(sim: Offloading, entry: str) -> Path:
 
 def hurt(path: Path, damage: str) -> bytes:
     """What was written there."""
-    written = path.read_bytes()
+    file_bytes = path.read_bytes()
     path.unlink()
     if damage != "gone":
-        path.write_bytes(written[:-1] + (b"" if damage == "short" else bytes([written[-1] ^ 1])))
-    return written
+        path.write_bytes(
+            file_bytes[:-1] + (b"" if damage == "short" else bytes([file_bytes[-1] ^ 1]))
+        )
+    return file_bytes
 
 
 Make = Callable[..., Offloading]
@@ -255,14 +257,14 @@ def test_a_damaged_file_is_computed_and_its_lease_told_as_lost(make: Make, damag
     sim.run("second", tokens_of("other", 640), wants=[("second", 640, soon())], scope="other")
     sim.flood(3)
     sim.settle()
-    written = hurt(path, damage)
+    file_bytes = hurt(path, damage)
     report = sim.run("reader", [*PREFIX, 1, 2], read="first")
     assert report.hit_tokens == 320 and report.computed_tokens == 322
     assert sim.check_loaded() == 20
     assert sim.losses() == {"first": "evicted"}
     # Its time is not over: what was computed again is written again.
     sim.settle()
-    assert path.read_bytes() == written
+    assert path.read_bytes() == file_bytes
 
 
 NAME = "00112233aabbccdd"
@@ -306,12 +308,12 @@ class Server:
         self.cache.lose(self.sim.leases.take_losses())
         table = self.cache.new_table(query)
         self.cache.admit(query, prefix, table, self.sim.report(name))
-        written = self.cache.write(query, prefix, table, self.now)
+        start = self.cache.write(query, prefix, table, self.now)
         self.cache.let_go(prefix)
         table.release()
         self.sim.call("release", [key.hex() for key in self.cache.let_off(orders)])
         self.tell()
-        return written
+        return start
 
     def tell(self) -> None:
         released = [key.hex() for key in self.cache.take_released()]

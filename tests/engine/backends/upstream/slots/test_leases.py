@@ -309,5 +309,5 @@ def test_many_at_once_never_touch_a_busy_slot(engine: Engine, script: FileScript
     with ThreadPoolExecutor(8) as pool:
         counts = list(pool.map(ask, range(24)))
     ends = [engine.ends(prompt(text, "x"))[0] for text in shared]
-    for number, (read, written) in enumerate(counts):
-        assert sorted((read, written)) == [0, ends[number % 3]]
+    for number, (read_tokens, written_tokens) in enumerate(counts):
+        assert sorted((read_tokens, written_tokens)) == [0, ends[number % 3]]

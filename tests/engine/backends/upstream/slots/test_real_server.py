@@ -75,19 +75,19 @@ def test_marks_survive_a_flood_and_kills_of_either(tmp_path: Path) -> None:
             assert engine.keeps("hold"), engine.description.guarantees
             scope = engine.scope()
             shared = engine.text(300)
-            written = write(engine, scope, shared)
+            written_tokens = write(engine, scope, shared)
             flood(engine)
-            assert read(engine, scope, shared) == written
+            assert read(engine, scope, shared) == written_tokens
             assert read(engine, engine.scope(), shared) == 0, "another workspace"
             before = epoch_of(engine)
             real.kill()
             real.start()
             wait_until(lambda: epoch_of(engine) not in (None, before), 300)
-            assert read(engine, scope, shared) == written
+            assert read(engine, scope, shared) == written_tokens
             engine.process.kill()
             wait_until(lambda: engine.process.poll() is not None)
         with engine_of(real) as engine:
-            assert read(engine, scope, shared) == written
+            assert read(engine, scope, shared) == written_tokens
             store = engine.stats().store
             assert store is not None and store.restored_leases == 2
             assert store.lost_leases == 0
@@ -232,13 +232,13 @@ def test_a_long_prompt_of_one_tenant_loses_nobody_anything(tmp_path: Path) -> No
     with serving(Real(tmp_path / "slots", SMOLLM2)) as real, engine_of(real) as engine:
         scope = engine.scope()
         shared = engine.text(200)
-        written = write(engine, scope, shared)
+        written_tokens = write(engine, scope, shared)
         before = epoch_of(engine)
         long_text = engine.text(5000)
         with ThreadPoolExecutor(1) as pool:
             long_turn = pool.submit(engine.ask, prompt(long_text), engine.scope(), (0, "1h"))
             while not long_turn.done():
-                assert read(engine, scope, shared, engine.text(5)) == written
+                assert read(engine, scope, shared, engine.text(5)) == written_tokens
             assert long_turn.result().started.breakpoints[0].state == "leased"
         assert epoch_of(engine) == before
 
@@ -246,7 +246,7 @@ def test_a_long_prompt_of_one_tenant_loses_nobody_anything(tmp_path: Path) -> No
 def test_somebody_elses_request_in_a_slot(real: Real, engine: Engine) -> None:
     scope = engine.scope()
     shared = engine.text(200)
-    written = write(engine, scope, shared)
+    written_tokens = write(engine, scope, shared)
     ends = threading.Event()
 
     def use() -> None:
@@ -261,14 +261,14 @@ def test_somebody_elses_request_in_a_slot(real: Real, engine: Engine) -> None:
         using = pool.submit(use)
         wait_until(lambda: httpx.get(f"{real.url}/slots").json()[0]["is_processing"])
         for _ in range(4):
-            assert read(engine, scope, shared, engine.text(5)) == written
+            assert read(engine, scope, shared, engine.text(5)) == written_tokens
             flood(engine)
         assert engine.stats().slots_away == 1
         ends.set()
         using.result()
     wait_until(lambda: not engine.stats().slots_away)
     flood(engine)
-    assert read(engine, scope, shared) == written
+    assert read(engine, scope, shared) == written_tokens
 
 
 @contextmanager
@@ -292,7 +292,7 @@ def test_a_full_disk_leases_nothing_and_serves_all(tmp_path: Path) -> None:
     ):
         scope = engine.scope()
         shared = engine.text(200)
-        written = write(engine, scope, shared)
+        written_tokens = write(engine, scope, shared)
         filler = disk / "filler"
         with suppress_full_disk(), open(filler, "wb", buffering=0) as file:
             while True:
@@ -306,7 +306,7 @@ def test_a_full_disk_leases_nothing_and_serves_all(tmp_path: Path) -> None:
         wait_until(lambda: not list(real.folder.glob("*.part")))
         real.assert_alive()
         flood(engine)
-        assert read(engine, scope, shared) == written, "what was there is read"
+        assert read(engine, scope, shared) == written_tokens, "what was there is read"
         filler.unlink()
         engine.advance(60)
         again = engine.ask(prompt(engine.text(300)), engine.scope(), (0, "1h"))

@@ -41,13 +41,13 @@ def test_a_lease_outlives_the_server_and_the_engine(script: FileScript) -> None:
         with engine_before(url, **settings) as engine:
             scope = engine.scope()
             shared = engine.text(120)
-            written = write(engine, scope, shared)
+            written_tokens = write(engine, scope, shared)
             before = epoch_of(engine)
             script.start()
             wait_until(lambda: epoch_of(engine) not in (None, before))
             (entry,) = engine.entries(scope)
             assert (entry.state, entry.tier, entry.is_stored) == ("leased", "disk", True)
-            assert read(engine, scope, shared) == written
+            assert read(engine, scope, shared) == written_tokens
             engine.process.kill()
             wait_until(lambda: engine.process.poll() is not None)
         # What was being saved when it was killed, and somebody else's file.
@@ -57,7 +57,7 @@ def test_a_lease_outlives_the_server_and_the_engine(script: FileScript) -> None:
         with engine_before(url, **settings) as engine:
             (entry,) = engine.entries(scope)
             assert entry.state == "leased" and 0 < (entry.expires_in_seconds or 0) < 3600
-            assert read(engine, scope, shared) == written
+            assert read(engine, scope, shared) == written_tokens
             wait_until(lambda: not list(script.folder.glob("*.part")))
             assert (script.folder / "mine.bin").exists()
         script.weights = 2
