@@ -61,12 +61,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         socket.getaddrinfo(options.host, options.port)
-    except (OSError, UnicodeError):  # the second is of a name that is too long
+    except (OSError, UnicodeError):  # a name that is too long raises UnicodeError
         print("dashboard: DASHBOARD_HOST: must be an address of this machine", file=sys.stderr)
         return 2
-    # Streamlit starts uvicorn, which believes the forwarded headers of these addresses alone.
+    # Streamlit starts uvicorn, which believes forwarded headers from these addresses only.
     os.environ["FORWARDED_ALLOW_IPS"] = ",".join(options.trusted_proxies)
-    # What depends on the settings; the rest is in `.streamlit/config.toml`.
+    # The options that depend on the settings. All others are in `.streamlit/config.toml`.
     config = {
         "server.address": options.host,
         "server.port": options.port,

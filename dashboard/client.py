@@ -1,6 +1,6 @@
 """Client of the gateway's admin API, the dashboard's only source of data.
 
-Counts are tokens, money is nano-dollars, times are UTC.
+Counts are of tokens, money is in nano-dollars, and times are in UTC.
 """
 
 import threading
@@ -15,12 +15,14 @@ import httpx
 import msgspec
 
 TIMEOUT = httpx.Timeout(10.0, connect=2.0)
-# A long prefill sends comments meanwhile. A stream that is silent for longer has broken off.
+# For an answer in one piece, which comes when the model has ended.
 CALL_TIMEOUT = httpx.Timeout(300.0, connect=2.0)
+# The gateway sends comments during a long prefill, so a stream that is silent for longer has broken
+# off.
 STREAM_TIMEOUT = httpx.Timeout(60.0, connect=2.0)
 # For answers that take the gateway long to compute, such as advice.
 PATIENT_TIMEOUT = httpx.Timeout(90.0, connect=2.0)
-# Tabs of one sign-in ask the same questions. One answer serves them all for this long.
+# Tabs of one sign-in ask the same questions. One answer serves all of them for so long.
 KEPT_SECONDS = 3.0
 _MAX_KEPT = 256
 Reply = TypeVar("Reply")
@@ -28,7 +30,7 @@ Params = Mapping[str, Any]
 
 
 class ClientError(Exception):
-    """The gateway gave no usable answer; the message is fit to be shown."""
+    """The gateway gave no usable answer. The message can be shown to the viewer."""
 
 
 class KeyRefused(ClientError):
@@ -36,11 +38,11 @@ class KeyRefused(ClientError):
 
 
 class KeyEnded(KeyRefused):
-    """The gateway knows no such key: it was revoked, or has ended."""
+    """The gateway does not know the key any more: the key was revoked, or has ended."""
 
 
 class NotThere(ClientError):
-    """The gateway answers 404: no such thing, or none that this key may see."""
+    """The gateway answers 404: there is no such thing, or this key may not see it."""
 
 
 class NotAnswered(ClientError):
@@ -48,22 +50,24 @@ class NotAnswered(ClientError):
 
 
 class Refused(ClientError):
-    """The gateway refuses a change; the message is its own, so it is shown as plain text only."""
+    """The gateway refuses a change. The message is the gateway's own, so it is shown as plain text
+    only."""
 
 
 class _KeptAnswer(NamedTuple):
-    # When it came, in seconds of the monotonic clock.
+    # When the answer came, in seconds of the monotonic clock.
     at: float
     answer: Any
 
 
 class AdminClient:
-    """Asks with the viewer's own key, so that the gateway decides what they see. Blocking on
-    purpose: a Streamlit script runs in a thread of its own. Safe to share."""
+    """A client that asks with the viewer's own key, so that the gateway decides what the viewer
+    sees. Its calls block, because each Streamlit script has its own thread. Threads may share it.
+    """
 
     def __init__(self, gateway_url: str, key: str) -> None:
         self.asks_as = (gateway_url, key)
-        """The gateway and the key. Clients with equal ones get the same answers."""
+        """The gateway's URL and the key. Clients for which both are equal get the same answers."""
         self.has_ended = False
         """Whether the gateway no longer knows the key, so that its sessions are over."""
         self._http = httpx.Client(
@@ -80,7 +84,8 @@ class AdminClient:
         kept_seconds: float | None = None,
         timeout: httpx.Timeout = TIMEOUT,
     ) -> Reply:
-        """The answer, at most `kept_seconds` old. Raise ClientError if there is none."""
+        """The answer. It may be a kept one that is not older than `kept_seconds` (by default
+        `KEPT_SECONDS`). Raise ClientError if there is no answer."""
         max_age = KEPT_SECONDS if kept_seconds is None else kept_seconds
         query = {name: value for name, value in (params or {}).items() if value is not None}
         texts = sorted((name, str(value)) for name, value in query.items())
@@ -99,7 +104,7 @@ class AdminClient:
         return answer
 
     def download(self, path: str, params: Params) -> bytes:
-        """A file. Raise ClientError with the gateway's own words for a refusal."""
+        """The bytes of a file. Raise ClientError, for a refusal with the gateway's own words."""
         query = {name: value for name, value in params.items() if value is not None}
         with _answering():
             reply = self._http.get(path, params=query, timeout=PATIENT_TIMEOUT)
@@ -115,13 +120,14 @@ class AdminClient:
         body: Any = None,
         params: Params | None = None,
     ) -> Reply:
-        """POST or DELETE. Kept answers are forgotten."""
+        """Ask for a change by POST or DELETE, and forget all kept answers. Raise ClientError."""
         with self._lock:
             self._kept.clear()
         return decoded(self._send(method, path, params, body).content, shape)
 
     def ask(self, path: str, shape: type[Reply], body: Mapping[str, Any]) -> Reply:
-        """A question that is too long for a URL; fields that are None are left out."""
+        """Ask a question that is too long for a URL. Fields of the body that are None are left out.
+        Raise ClientError."""
         fields = {name: value for name, value in body.items() if value is not None}
         return decoded(
             self._send("POST", path, body=fields, timeout=PATIENT_TIMEOUT).content, shape
@@ -135,7 +141,7 @@ class AdminClient:
         body: Any = None,
         timeout: httpx.Timeout = TIMEOUT,
     ) -> httpx.Response:
-        """The response, if it is a success."""
+        """The response of a success. Raise ClientError for any other response."""
         with _answering():
             reply = self._http.request(method, path, params=params, json=body, timeout=timeout)
         match reply.status_code:
@@ -159,8 +165,8 @@ class AdminClient:
         return reply
 
     def call(self, path: str, body: Any) -> tuple[dict[str, Any], str | None]:
-        """A whole answer of a model API, and the id of its request. Raise ClientError with the
-        gateway's own words for a refusal."""
+        """A whole answer of a model API, and the id of its request. Raise ClientError, for a
+        refusal with the gateway's own words."""
         with _answering():
             reply = self._http.post(path, json=body, timeout=CALL_TIMEOUT)
         if reply.status_code != 200:
@@ -169,8 +175,8 @@ class AdminClient:
         return decoded(reply.content, dict[str, Any]), request_id
 
     def stream(self, path: str, body: Any, headers: Mapping[str, str]) -> Iterator[str]:
-        """The lines of a streamed answer. Raise ClientError with the gateway's own words for a
-        refusal, and where it breaks off."""
+        """The lines of a streamed answer. Raise ClientError if the stream breaks off, and for a
+        refusal with the gateway's own words."""
         with (
             _answering(),
             self._http.stream(
@@ -188,6 +194,7 @@ class AdminClient:
 
 @contextmanager
 def _answering() -> Iterator[None]:
+    """Raise ClientError for an error of HTTP."""
     try:
         yield
     except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
@@ -214,7 +221,7 @@ class _Refusal(msgspec.Struct):
 
 
 def refusal(reply: httpx.Response) -> str:
-    """Why a request was refused, as the gateway says it; shown as plain text only."""
+    """Why a request was refused, in the gateway's words. They are shown as plain text only."""
     try:
         body = msgspec.json.decode(reply.content, type=_Refusal)
     except msgspec.MsgspecError:
@@ -223,6 +230,7 @@ def refusal(reply: httpx.Response) -> str:
 
 
 def decoded(content: bytes | str, shape: type[Reply]) -> Reply:
+    """Decode JSON into this shape. Raise NotAnswered if it has another shape."""
     try:
         return msgspec.json.decode(content, type=shape)
     except msgspec.MsgspecError:

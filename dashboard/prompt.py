@@ -303,34 +303,34 @@ def gained(first: Turn, second: Turn) -> str:
     """
     first_seconds = first.first_token_seconds
     second_seconds = second.first_token_seconds
-    both = f"{formats.seconds(first_seconds)} → {formats.seconds(second_seconds)}"
+    times = f"{formats.seconds(first_seconds)} → {formats.seconds(second_seconds)}"
     if not first_seconds or not second_seconds:
-        sooner = "**The second send** has no time to first token."
+        speed = "**The second send** has no time to first token."
     elif first_seconds / second_seconds >= _CLOSE:
         factor = first_seconds / second_seconds
-        sooner = f"**The second send answered {factor:.2g} times as soon**: {both}."
+        speed = f"**The second send answered {factor:.2g} times as soon**: {times}."
     elif second_seconds / first_seconds >= _CLOSE:
-        sooner = f"**The second send answered later**: {both}."
+        speed = f"**The second send answered later**: {times}."
     else:
-        sooner = f"**Both sends answered about as soon**: {both}."
+        speed = f"**Both sends answered about as soon**: {times}."
     cost = ""
     if first.cost_nano is not None and second.cost_nano is not None:
         second_cost = formats.dollars(second.cost_nano)
         first_cost = formats.dollars(first.cost_nano)
         cost = f" and cost {second_cost} instead of {first_cost}"
     return (
-        f"{sooner} It read {second.cache_read_tokens:,} of its {second.prompt_tokens:,} prompt"
+        f"{speed} It read {second.cache_read_tokens:,} of its {second.prompt_tokens:,} prompt"
         f" tokens{cost}."
     )
 
 
 def curl(url: str, path: str, body: Mapping[str, Any]) -> str:
     """The request as a curl command. The command reads the key from a variable of the shell."""
-    written = shlex.quote(json.dumps(body, indent=2, ensure_ascii=False))
+    data = shlex.quote(json.dumps(body, indent=2, ensure_ascii=False))
     return (
         f'curl {shlex.quote(url + path)} \\\n  -H "x-api-key: ${KEY}" \\\n'
         '  -H "anthropic-version: 2023-06-01" -H "content-type: application/json" \\\n'
-        f"  -d {written}"
+        f"  -d {data}"
     )
 
 

@@ -1,9 +1,9 @@
 """The document of every page: Streamlit's own, with the address of its server and preload links.
 
 Without the address, a page that is opened as `/savings` asks for `/savings/_stcore/health`, and the
-browser logs an error. Preload links save round trips, and a page that is signed out meanwhile asks
-for no script that it is refused. Vite's manifest in Streamlit's build
-(https://vite.dev/guide/backend-integration) names the scripts.
+browser logs an error. Preload links save round trips. They also load all scripts at once, so a page
+whose session ends later asks for no script that it would be refused. Vite's manifest in Streamlit's
+build (https://vite.dev/guide/backend-integration) names the scripts.
 """
 
 import json
@@ -17,8 +17,8 @@ from starlette.responses import HTMLResponse, RedirectResponse
 from starlette.routing import Route
 
 FOLDER = Path(streamlit.__file__).parent / "static"
-# What pages are drawn by, as Streamlit's build names it. Code (1.5 MB) and the calendar are left
-# out: the pages that show them ask for them.
+# The parts that draw pages, by their names in Streamlit's build. Code (1.5 MB) and the calendar are
+# left out: the pages that show them ask for them.
 WANTED = (
     "Html",
     "StreamlitMarkdown",
@@ -43,8 +43,9 @@ WANTED = (
     "Toast",
 )
 _BASE = "<script>window.__streamlit={BACKEND_BASE_URL:location.origin+'/'}</script>"
-# A restarted server has no session of a page that is open. The page is loaded again, which leads to
-# the sign-in; without it Streamlit shows the status in a dialog, and asks for ever.
+# After a restart the server answers 401 to a page that was open, because it knows no session. This
+# script then loads the page again, which leads to the sign-in. Without the script Streamlit shows
+# the status in a dialog, and asks for ever.
 _SIGNED_OUT = """<script>{
 const ask = window.fetch;
 window.fetch = async (...asked) => {
@@ -57,6 +58,7 @@ window.fetch = async (...asked) => {
 
 @cache
 def document() -> str:
+    """Streamlit's document with our title, the two scripts, and the preload links."""
     text = (FOLDER / "index.html").read_text("utf-8")
     text = text.replace("<title>Streamlit</title>", "<title>Holdfast</title>")
     links = (f'<link rel="modulepreload" href="./{file}">' for file in scripts(manifest()))
@@ -65,7 +67,7 @@ def document() -> str:
 
 
 def manifest() -> dict[str, Any]:
-    """Streamlit's chunks by key; none where a version ships no manifest."""
+    """Streamlit's chunks by key. There are none if Streamlit's version ships no manifest."""
     try:
         manifest: dict[str, Any] = json.loads((FOLDER / "manifest.json").read_text("utf-8"))
     except (OSError, ValueError):
@@ -74,8 +76,8 @@ def manifest() -> dict[str, Any]:
 
 
 def scripts(chunks: dict[str, Any]) -> list[str]:
-    """The files of `WANTED` and those that they import, directly or not. A chunk's `dynamicImports`
-    are left out: they are asked for when somebody edits or exports."""
+    """The files of the chunks in `WANTED`, and of all chunks that these import, directly or not. A
+    chunk's `dynamicImports` are left out: a page asks for them when somebody edits or exports."""
     keys = {chunk.get("name"): key for key, chunk in chunks.items()}
     waiting = [keys[name] for name in WANTED if name in keys]
     files: dict[str, str] = {}
@@ -92,7 +94,7 @@ async def _show(request: Request) -> HTMLResponse:
 
 
 async def _start(request: Request) -> RedirectResponse:
-    """The first page has no address of its own in Streamlit."""
+    """Lead to `/`, because the first page has no address of its own in Streamlit."""
     query = request.url.query
     return RedirectResponse(f"/?{query}" if query else "/", 307)
 

@@ -15,7 +15,8 @@ from dashboard.access.document import document
 from dashboard.access.sessions import COOKIE, Sessions
 
 LOGIN_PATH = "/login"
-# The probe of supervisors and containers; it tells nothing but that the process lives.
+# `/_stcore/health` is the probe of supervisors and containers. It tells only that the process
+# lives.
 OPEN_PATHS = {LOGIN_PATH, "/_stcore/health"}
 # A browser that follows a link from another site sends no strict cookie. It sends the cookie when a
 # page of this site asks again.
@@ -35,7 +36,8 @@ _LOG = logging.getLogger(__name__)
 
 
 class SignInGate:
-    """Pure ASGI: a middleware for requests sees no websocket."""
+    """The gate in front of the application. It is pure ASGI, because a middleware for requests sees
+    no websockets."""
 
     def __init__(self, app: ASGIApp, sessions: Sessions) -> None:
         self._app = app
@@ -48,7 +50,7 @@ class SignInGate:
         headers = Headers(scope=scope)
         is_from_elsewhere = not is_from_here(scope)
         if is_from_elsewhere:
-            # Both texts are the client's.
+            # Both texts come from the client, so they are cut off and quoted.
             _LOG.warning(
                 "refused a %s request from origin %r to %s://%r; behind a proxy that speaks TLS,"
                 " set DASHBOARD_TRUSTED_PROXIES to its address",
@@ -61,7 +63,7 @@ class SignInGate:
             await self._app(scope, receive, _guarded(send))
             return
         if scope["type"] == "websocket":
-            # Closed before it is accepted, the server answers the handshake with 403.
+            # The server answers the handshake of a websocket with 403 if this closes it first.
             await receive()
             await send({"type": "websocket.close", "code": 1008})
             return
@@ -72,7 +74,7 @@ class SignInGate:
 
 
 def cookie_of(headers: Headers) -> str:
-    """The session's cookie, or nothing."""
+    """The value of the session's cookie; empty if there is none."""
     try:
         morsel = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
     except CookieError:
@@ -106,12 +108,14 @@ def _guarded(send: Send) -> Send:
 
 
 def is_from_here(scope: Scope) -> bool:
-    """Whether a request was sent by a page of this origin, or by no page. A cookie with
-    `SameSite=Strict` also comes from other ports of the same host, so every websocket and every
-    request that may change something is checked by its `Origin` (RFC 6454): scheme, host and port
-    must be those it was sent to. A program that is no browser sends none. A browser says `null` for
-    a form of a page with the policy `no-referrer`, as the sign-in page has; then `Sec-Fetch-Site`
-    tells."""
+    """Whether a request was sent by a page of this origin, or by no page.
+
+    Pages on other ports of the same host also send a cookie with `SameSite=Strict`. So the `Origin`
+    (RFC 6454) of every websocket and of every request that may change something is checked: its
+    scheme, host and port must be those that the request was sent to. A program that is no browser
+    sends no `Origin`. A browser sends `null` for a form of a page with the policy `no-referrer`,
+    such as the sign-in page. For these two `Sec-Fetch-Site` decides.
+    """
     if scope["type"] == "http" and scope["method"] in ("GET", "HEAD", "OPTIONS"):
         return True
     headers = Headers(scope=scope)
@@ -124,7 +128,7 @@ def is_from_here(scope: Scope) -> bool:
 
 
 def _origin(url: str) -> tuple[str, str, int | None] | None:
-    """Scheme, host in lower case, and port. None where a URL is no origin."""
+    """The scheme, the host in lower case, and the port of a URL; None if the URL is no origin."""
     try:
         parts = urlsplit(url)
         port = parts.port or _PORTS.get(parts.scheme)
@@ -136,9 +140,9 @@ def _origin(url: str) -> tuple[str, str, int | None] | None:
 
 @cache
 def app_policy() -> str:
-    """The policy of Streamlit's pages: its own files, and the inline scripts of its document.
-    Inline styles are allowed as such: scripts make them anew each time, so they have no known
-    hashes."""
+    """The policy of Streamlit's pages. It allows Streamlit's own files, and the inline scripts of
+    the document. It allows every inline style, because scripts make styles anew each time, and so
+    their hashes are not known."""
     behind_tags = document().split("<script>")[1:]
     inline_scripts = [text.partition("</script>")[0] for text in behind_tags]
     scripts = " ".join(map(_digest_of, inline_scripts))
@@ -150,7 +154,7 @@ def app_policy() -> str:
 
 
 def page_policy(style: str) -> str:
-    """The policy of the sign-in page: no script, and one style."""
+    """The policy of the sign-in page. It allows one style, and no script."""
     return f"default-src 'none'; style-src {_digest_of(style)}; img-src 'self'; {_COMMON}"
 
 

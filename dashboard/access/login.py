@@ -24,7 +24,8 @@ _MAX_KEY = 512
 
 
 class Login:
-    """The gateway at `gateway_url` says whose a key is. Typed text is neither shown nor logged."""
+    """The routes of the sign-in page. The gateway at `gateway_url` says whose a key is. A session
+    lasts for so many `seconds`. Typed text is neither shown nor logged."""
 
     def __init__(self, sessions: Sessions, gateway_url: str, seconds: float) -> None:
         self._sessions = sessions
@@ -38,8 +39,8 @@ class Login:
 
     async def show(self, request: Request) -> Response:
         cookie = request.cookies.get(COOKIE, "")
-        ended = _ENDED if cookie and self._sessions.find(cookie) is None else ""
-        return _page(200, ended, inside(request.query_params.get("next", "/")))
+        problem = _ENDED if cookie and self._sessions.find(cookie) is None else ""
+        return _page(200, problem, inside(request.query_params.get("next", "/")))
 
     async def sign_in(self, request: Request) -> Response:
         target = inside(request.query_params.get("next", "/"))
@@ -83,23 +84,25 @@ def _page(
 
 
 def inside(target: str) -> str:
-    """The target if it is a path of this site, else `/`. Sign-in must not lead to another host."""
+    """The target if it is a path of this site, else `/`. The sign-in must not lead to another
+    host."""
     parts = urlsplit(target)
     is_path = target.startswith("/") and not target.startswith(("//", "/\\"))
-    plain = all(character.isprintable() for character in target) and "\\" not in target
-    return target if is_path and plain and not parts.scheme and not parts.netloc else "/"
+    is_plain = all(character.isprintable() for character in target) and "\\" not in target
+    return target if is_path and is_plain and not parts.scheme and not parts.netloc else "/"
 
 
 async def _key(request: Request) -> str | None:
-    """The typed text if it could be a key: one line of visible ASCII, of bounded length."""
+    """The typed text if it could be a key: one line of visible ASCII, of bounded length. None if it
+    could not."""
     body = b""
     async for chunk in request.stream():
         body += chunk
         if len(body) > _MAX_BODY:
             return None
     try:
-        typed = parse_qs(body.decode("ascii"), max_num_fields=4).get("key", [""])[0].strip()
+        key = parse_qs(body.decode("ascii"), max_num_fields=4).get("key", [""])[0].strip()
     except ValueError:
         return None
-    is_plain = typed.isascii() and typed.isprintable() and " " not in typed
-    return typed if typed and len(typed) <= _MAX_KEY and is_plain else None
+    is_plain = key.isascii() and key.isprintable() and " " not in key
+    return key if key and len(key) <= _MAX_KEY and is_plain else None

@@ -1,4 +1,4 @@
-"""Who is signed in. The browser holds a random token; the key itself never leaves this process."""
+"""Who is signed in. The browser holds a random token. The key itself never leaves this process."""
 
 import secrets
 import threading
@@ -14,7 +14,7 @@ from gateway.structs.fleet import About
 
 COOKIE = "holdfast_session"
 MAX_SESSIONS = 1000
-# How often a wrong key may be tried from one address.
+# From one address MAX_FAILED wrong keys may be tried in WINDOW_SECONDS.
 WINDOW_SECONDS = 60.0
 MAX_FAILED = 8
 MAX_ADDRESSES = 10_000
@@ -37,21 +37,24 @@ class Session:
     client: AdminClient
     # What the gateway said of the key and of its numbers when the session began.
     about: About
-    # When it ends, in seconds of the monotonic clock.
+    # When the session ends, in seconds of the monotonic clock.
     ends: float
-    # What became of the last change. It is kept here until it is dismissed, since a page that is
-    # loaded again begins with nothing else.
+    # What became of the last change, until the viewer dismisses it. It is kept here because a page
+    # that is loaded again has nothing else.
     outcome: Outcome | None = None
 
     @property
     def workspace(self) -> str | None:
-        """The only workspace that this key sees; None is all."""
+        """The only workspace that this key sees; None: it sees all."""
         return self.about.workspace
 
 
 class Sessions:
-    """Bounded: the oldest sign-in ends when there are too many. Safe to use from any thread. A
-    restart forgets the keys, so it signs everybody out."""
+    """The open sessions, each of so many `seconds`. Any thread may use them.
+
+    There are at most `MAX_SESSIONS`: one more sign-in ends the oldest session. A restart forgets
+    the keys, so it signs everybody out.
+    """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
@@ -64,18 +67,18 @@ class Sessions:
         token = secrets.token_urlsafe(32)
         with self._lock:
             clients = (session.client for session in self._sessions.values())
-            shared = next(
+            shared_client = next(
                 (candidate for candidate in clients if candidate.asks_as == client.asks_as), client
             )
-            self._sessions[token] = Session(shared, about, self._clock() + self._seconds)
+            self._sessions[token] = Session(shared_client, about, self._clock() + self._seconds)
             while len(self._sessions) > MAX_SESSIONS:
                 self._drop(next(iter(self._sessions)))
-        if shared is not client:
+        if shared_client is not client:
             client.close()
         return token
 
     def find(self, cookie: str) -> Session | None:
-        """The session of a cookie. None where the cookie is forged, or its session or its key has
+        """The session of a cookie. None if the cookie is forged, or if its session or its key has
         ended."""
         with self._lock:
             session = self._sessions.get(cookie)
@@ -94,7 +97,8 @@ class Sessions:
                 self._drop(cookie)
 
     def _drop(self, cookie: str) -> None:
-        """Forget a session, and its client with the last one that uses it. Under the lock."""
+        """Forget a session. Its client is closed with the last session that uses it. The caller
+        holds the lock."""
         session = self._sessions.pop(cookie, None)
         if session and all(other.client is not session.client for other in self._sessions.values()):
             session.client.close()
@@ -107,14 +111,15 @@ def sessions() -> Sessions:
 
 
 class Attempts:
-    """Failed sign-ins of the last minute, by address. Bounded: the oldest address is forgotten."""
+    """The failed sign-ins of the last minute, by address. With more than `MAX_ADDRESSES`, the
+    address that failed longest ago is forgotten."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._failed: OrderedDict[str, deque[float]] = OrderedDict()
 
     def wait_seconds(self, address: str) -> float:
-        """How long until this address may try again; 0 where it may now."""
+        """How many seconds this address must wait before it may try again; 0: it may try now."""
         times = self._failed.get(address) or deque()
         last = self._clock() - WINDOW_SECONDS
         if len(times) < MAX_FAILED or times[0] <= last:
