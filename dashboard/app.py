@@ -1,4 +1,4 @@
-"""The script that Streamlit runs for every page: it draws the navigation, the filters and the page.
+"""The script that Streamlit runs for every page. It draws the navigation, the filters and the page.
 
 `python -m dashboard` serves it.
 """
@@ -71,12 +71,12 @@ def draw() -> None:
             " queue, and compute nothing. Nothing here was measured.",
             icon=":material/science:",
         )
-    applies = next(entry.filters for entry in entries() if entry.title == page.title)
-    filters.draw(about, applies)
-    if filters.unknown(about, applies):
-        # One may have been made within the minute.
+    page_filters = next(entry.filters for entry in entries() if entry.title == page.title)
+    filters.draw(about, page_filters)
+    if filters.unknown(about, page_filters):
+        # The name may have been made since the gateway was last asked for all names.
         about = viewer.about(session, kept_seconds=KEPT_SECONDS)
-    for name, value in filters.unknown(about, applies).items():
+    for name, value in filters.unknown(about, page_filters).items():
         st.warning(f"The gateway knows no {name} of this name:", icon=":material/search_off:")
         st.text(value)
     page.run()

@@ -1,6 +1,7 @@
 """What charts have in common: the meaning of colours, legends, sizes, and time. Pure.
 
-Neighbours in a stack differ in lightness too, for readers with a colour vision deficiency.
+The colours of neighbours in a stack differ in lightness too, for readers with a colour vision
+deficiency.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ Theme = Literal["light", "dark"]
 Palette = dict[str, str]
 X = TypeVar("X", alt.X, alt.Y)
 Row = Mapping[str, Any]
-"""Values by column: a title that a table shows, or a field that a chart draws."""
+"""Values by column. A column is a title that a table shows, or a field that a chart draws."""
 Rows = Sequence[Row]
 
 
@@ -28,7 +29,7 @@ def _themes(colours: Mapping[str, tuple[str, str]]) -> dict[Theme, Palette]:
     }
 
 
-# On a light and on a dark ground.
+# Each colour for a light and for a dark ground.
 _TEAL = ("#0f766e", "#2dd4bf")
 _BLUE = ("#2563eb", "#60a5fa")
 _AMBER = ("#b45309", "#fbbf24")
@@ -62,7 +63,7 @@ BLOCKS = _themes(
     }
 )
 HITS = _themes({"With a read": _TEAL, "Without a read": _AMBER})
-# Where a hit was lost on its way.
+# The stages of a hit. It can be lost between any two of them.
 STAGES = _themes({"Available": _PALE, "Captured": _BLUE, "Delivered": _TEAL})
 # What was paid, what was saved, what was lost.
 MONEY = _themes({"Cost": ("#475569", "#94a3b8"), "Saved": _TEAL, "Lost": ("#b42318", "#ff8a7a")})
@@ -70,12 +71,12 @@ LRU_EXACT = "LRU, no leases (exact)"
 """What one memory without leases would have reused."""
 READ_SIMULATED = "Read (simulated)"
 REUSED_SIMULATED = "Reused (simulated)"
-"""What a plan reused in all, with or without a promise."""
+"""All that a simulated fleet reused, with or without a promise."""
 PLANS = _themes({LRU_EXACT: _SLATE, READ_SIMULATED: _TEAL, REUSED_SIMULATED: _AMBER})
 # What engines have in memory, and where requests wait.
 LOAD = _themes({"Leased": _TEAL, "Active": _BLUE, "At engines": _AMBER, "At this gateway": _SLATE})
 WAITS = _themes({"p50": _TEAL, "p95": _AMBER})
-# Marks without a meaning of their own.
+# The colour of marks that have no meaning of their own.
 PLAIN: dict[Theme, str] = {"light": "#2563eb", "dark": "#60a5fa"}
 TEXT: dict[Theme, str] = {"light": "#17212b", "dark": "#e6edf3"}
 _SOFT_TEXT: dict[Theme, str] = {"light": "#4a5866", "dark": "#a9b7c4"}
@@ -95,8 +96,8 @@ def frame(rows: Rows) -> Any:
 
 
 def colour(field: str, colours: Palette, columns: int = 0, **options: Any) -> alt.Color:
-    """A colour for each word, with a legend above the chart. `columns` breaks a legend that is too
-    long for one line. The legend shows all words, also those that are not drawn."""
+    """A colour for each word, with a legend above the chart. The legend shows every word, drawn or
+    not. It has so many `columns`, if it is too long for one line; 0: it is one line."""
     legend = alt.Legend(title=None, orient="top", symbolType="square", labelLimit=240)
     if columns:
         legend.columns = columns
@@ -105,8 +106,8 @@ def colour(field: str, colours: Palette, columns: int = 0, **options: Any) -> al
 
 
 def with_tokens(colours: Palette, classes: Iterable[str]) -> Palette:
-    """The colours of `TOKENS` without those of TTL classes that are not among `classes`, so that a
-    legend names no TTL class without a token."""
+    """The colours of `TOKENS` for a chart that draws these `classes`. Its legend names a TTL class
+    only if the class is drawn, and names all other classes."""
     drawn = set(classes)
     return {
         name: code
@@ -116,14 +117,13 @@ def with_tokens(colours: Palette, classes: Iterable[str]) -> Palette:
 
 
 def drawn_of(colours: Palette, names: Iterable[str]) -> Palette:
-    """The colours of what a chart draws, for a legend without the rest."""
+    """The colours of the words that a chart draws. Its legend names no other word."""
     drawn = set(names)
     return {name: code for name, code in colours.items() if name in drawn}
 
 
 def tips(*columns: str) -> list[alt.Tooltip]:
-    """What a mark says when it is pointed at. Each column is `field:type=Title`, or
-    `field:type=Title|format`."""
+    """The tooltip of a mark. Each column is `field:type=Title`, or `field:type=Title|format`."""
     tooltips = []
     for column in columns:
         field, _, title = column.partition("=")
@@ -138,25 +138,29 @@ def share_axis(title: str) -> alt.X:
 
 
 def styled(drawn: Any, theme: Theme) -> Any:
-    """Words and lines in colours that can be read: Streamlit's own are too faint for small text."""
+    """The chart with its words and lines in readable colours. Streamlit's own colours are too faint
+    for small text."""
     words = _SOFT_TEXT[theme]
     lines = _GRID[theme]
     return (
         drawn.configure_axis(
             labelColor=words, titleColor=words, gridColor=lines, domainColor=lines, tickColor=lines
         )
-        # A label within half its width (pixels) of an end begins or ends there: none is clipped.
+        # A label within 40 pixels of the axis' end is aligned with that end, so that it is not
+        # clipped. 40 pixels are half of the widest label.
         .configure_axisX(labelFlush=40)
         .configure_legend(labelColor=words, titleColor=words, symbolBaseStrokeColor=words)
     )
 
 
 def moment(since_ms: int, until_ms: int, *, has_ends: bool = True) -> alt.X:
-    """The range as a time axis in UTC, whatever the browser's zone. It spans the whole range. For a
-    chart of lines `has_ends` is false, since Vega draws no axis there if its ends are set: such a
-    chart needs the layer `ends`."""
+    """A time axis in UTC that spans the whole range, whatever the browser's time zone is.
+
+    For a chart of lines Vega draws no axis whose ends are set. Such a chart sets `has_ends` to
+    false, and has the layer `ends`.
+    """
     days = (until_ms - since_ms) / 86_400_000
-    # A range of a day begins and ends at one time of day, so its labels name the day.
+    # A range of a day begins and ends at the same time of day, so its labels name the day too.
     forms = {0.01: "%H:%M:%S", 0.9: "%H:%M", 5: "%d %b %H:%M", 300: "%d %b"}
     form = next((form for most, form in forms.items() if days <= most), "%b %Y")
     axis = alt.Axis(grid=False, tickCount=6, format=form, labelOverlap=True, title="Time (UTC)")
@@ -165,15 +169,20 @@ def moment(since_ms: int, until_ms: int, *, has_ends: bool = True) -> alt.X:
 
 
 LEAST_SHOWN = 0.1
-"""The part of a range that a chart over time spans at least."""
+"""The least share of a range that a chart over time spans."""
 
 
 def first_shown(
     starts: Iterable[int], since_ms: int, until_ms: int, least_ms: int | None = None
 ) -> int:
-    """Where a chart over time begins, in milliseconds: with the range, or with the first interval
-    that has something to show, if most of the range lies before that. `starts` are when such
-    intervals begin. The chart spans `least_ms` at least, or `LEAST_SHOWN` of the range."""
+    """When a chart over time begins, in milliseconds.
+
+    It begins with the range. If most of the range lies before the first interval with something to
+    show, the chart begins with that interval.
+
+    `starts` are the beginnings of the intervals that have something to show. The chart spans at
+    least `least_ms`, or at least `LEAST_SHOWN` of the range if that is None.
+    """
     span = until_ms - since_ms
     first = min(starts, default=since_ms)
     if 2 * (first - since_ms) <= span:
@@ -183,7 +192,7 @@ def first_shown(
 
 
 def ends(since_ms: int, until_ms: int) -> alt.Chart:
-    """An unseen layer that makes an axis of time span the whole range."""
+    """An invisible layer that makes a time axis span the whole range."""
     rows = [
         {"start": datetime.fromtimestamp(moment_ms / 1000, UTC)}
         for moment_ms in (since_ms, until_ms)
@@ -193,8 +202,8 @@ def ends(since_ms: int, until_ms: int) -> alt.Chart:
 
 
 def amounts(unit: str = "", *, whole: bool = False) -> alt.Axis:
-    """Labels of a linear axis: 0.05, 500, 20k. Vega's own forms would write $300m for 30 cents.
-    With `whole` no label stands between two whole numbers."""
+    """A linear axis with labels such as 0.05, 500 and 20k. Vega's own labels would be $300m for 30
+    cents. With `whole` only whole numbers have labels."""
     small = f"{unit},.4~r"
     large = f"{unit}~s"
     expression = f"format(datum.value, abs(datum.value) < 1000 ? '{small}' : '{large}')"
@@ -211,7 +220,7 @@ def decades(channel: type[X], field: str, title: str) -> X:
 
 
 def per_bucket(bucket_seconds: int) -> str:
-    """The unit of what one bar counts: per minute, per 5 minutes, per hour."""
+    """The interval of one bar in words, such as per minute, per 5 minutes or per hour."""
     for size, unit in ((86_400, "day"), (3600, "hour"), (60, "minute")):
         if bucket_seconds >= size:
             count = bucket_seconds // size
@@ -220,8 +229,8 @@ def per_bucket(bucket_seconds: int) -> str:
 
 
 def stacked(row: Row, amounts: Mapping[str, float], unit: str = "") -> list[Row]:
-    """The amounts of one interval by class, one above the other. `row` says when the interval
-    is."""
+    """A row for each class of one interval. The amounts stand one above the other. `row` has the
+    columns that say when the interval is."""
     rows: list[Row] = []
     top = 0.0
     for name, amount in amounts.items():
@@ -234,7 +243,7 @@ def stacked(row: Row, amounts: Mapping[str, float], unit: str = "") -> list[Row]
                 "amount": amount,
                 "bottom": bottom,
                 "top": top,
-                "said": f"{amount:,}{unit}",
+                "words": f"{amount:,}{unit}",
             }
         )
     return rows
@@ -243,11 +252,12 @@ def stacked(row: Row, amounts: Mapping[str, float], unit: str = "") -> list[Row]
 def bars_over_time(
     rows: Rows, colours: Palette, *, title: str, x: alt.X, unit: str = "", height: int
 ) -> alt.Chart:
-    """Rectangles from `bottom` to `top`, one for each interval and class. A pause is a gap.
+    """Rectangles from `bottom` to `top`, one for each interval and class. An interval without an
+    amount is a gap.
 
-    Rows have `start`, `end`, `class`, `bottom`, `top`, `said` (the amount in words) and `part`: a
-    note on an interval that the range cuts. Such an interval is drawn paler, since it looks low
-    without being so. `unit` is `$`, or empty for what is counted.
+    Rows have `start`, `end`, `class`, `bottom`, `top`, `words` (the amount in words) and `part`: a
+    note on an interval that the range cuts. Such an interval is drawn paler, because its amounts
+    are only those of a part. `unit` is `$` for money, and empty for counts.
     """
     drawn: alt.Chart = (
         # A rectangle of no height is no mark.
@@ -260,7 +270,7 @@ def bars_over_time(
             y2=alt.Y2("top:Q"),
             color=colour("class:N", colours, 2 if len(colours) > 2 else 0, sort=None),
             opacity=alt.condition("datum.part != ''", alt.value(0.55), alt.value(1)),
-            tooltip=[FROM, *tips("class:N=Class", "said:N=Amount", "part:N=Note")],
+            tooltip=[FROM, *tips("class:N=Class", "words:N=Amount", "part:N=Note")],
         )
         .properties(height=height)
     )

@@ -1,7 +1,7 @@
 """The strip above every page: what is wrong now, since when, why, and what to do.
 
-It is the gateway's list, `GET /admin/v1/conditions`. Causes are text from outside: all of it is
-escaped, and what stands between backticks is set as code.
+The conditions are those of the gateway's `GET /admin/v1/conditions`. Their causes are text from
+outside, so all text is escaped. Text between backticks is shown as code.
 """
 
 import html
@@ -17,7 +17,7 @@ from gateway.structs.conditions import Condition, ConditionKind, Severity
 
 REFRESH_SECONDS = 3
 NUM_SHOWN = 4
-"""How many kinds stand open; the others are behind a click."""
+"""How many kinds of conditions are shown at once. The others are behind a click."""
 _NUM_SENTENCES = 6
 _CODE = re.compile("`([^`]+)`")
 _PATH = "/admin/v1/conditions"
@@ -33,7 +33,7 @@ _SHOWN: dict[Severity, _Shown] = {
     "warning": _Shown(":material/warning:", "orange"),
     "info": _Shown(":material/info:", "blue"),
 }
-# An engine with one of these tells nothing of what it holds.
+# An engine with a condition of these kinds does not tell what it holds.
 _SILENT = {
     "engine_not_answering",
     "engine_starting",
@@ -44,8 +44,8 @@ _SILENT = {
 
 
 def strip() -> None:
-    """Draw the strip, which refreshes itself. While the gateway does not answer it is empty: the
-    page's own status says so."""
+    """Draw the strip, which refreshes itself. It is empty while the gateway does not answer. The
+    page's own status says that."""
 
     def refresh() -> None:
         with st.container(key="conditions"):
@@ -56,14 +56,14 @@ def strip() -> None:
             except ClientError:
                 return
             groups = by_kind(conditions)
-            for same in groups[:NUM_SHOWN]:
-                _draw(same)
-            more = groups[NUM_SHOWN:]
-            if more:
-                count = sum(len(same) for same in more)
+            for group in groups[:NUM_SHOWN]:
+                _draw(group)
+            hidden_groups = groups[NUM_SHOWN:]
+            if hidden_groups:
+                count = sum(len(group) for group in hidden_groups)
                 with st.expander(f"{count} more", key="conditions_more"):
-                    for same in more:
-                        _draw(same)
+                    for group in hidden_groups:
+                        _draw(group)
 
     st.fragment(refresh, run_every=REFRESH_SECONDS, key="live_conditions")()
 
@@ -75,8 +75,8 @@ def read(client: AdminClient, *, with_new: bool = False) -> list[Condition]:
 
 
 def silent(client: AdminClient, engine: str | None = None) -> list[Condition]:
-    """The conditions of engines that don't tell now what they hold, of all engines or of one. None
-    where the gateway does not answer. Raise KeyEnded."""
+    """The conditions of engines that do not tell now what they hold: of all engines, or only of
+    `engine`. The list is empty if the gateway does not answer. Raise KeyEnded."""
     try:
         conditions = read(client, with_new=True)
     except KeyEnded:
@@ -91,44 +91,44 @@ def silent(client: AdminClient, engine: str | None = None) -> list[Condition]:
 
 
 def not_known(condition: Condition) -> str:
-    """What stands in the place of what such an engine holds."""
+    """What a page says in place of what such an engine holds."""
     return f"not known since {condition.since}: {condition.cause}"
 
 
 def by_kind(conditions: Sequence[Condition]) -> list[list[Condition]]:
-    """Group conditions by kind, since the remedy of a kind is the same. The kind of the worst
-    condition comes first."""
+    """Group conditions by kind, because all conditions of a kind have the same remedy. The kind of
+    the worst condition comes first."""
     groups: dict[ConditionKind, list[Condition]] = {}
     for condition in conditions:
         groups.setdefault(condition.kind, []).append(condition)
     return list(groups.values())
 
 
-def _draw(same: Sequence[Condition]) -> None:
-    """Conditions of one kind, in the colour of its severity, which a badge says in words too."""
-    kind = same[0].kind
-    severity = same[0].severity
+def _draw(group: Sequence[Condition]) -> None:
+    """Draw conditions of one kind in the colour of their severity. A badge names the severity."""
+    kind = group[0].kind
+    severity = group[0].severity
     with st.container(key=f"condition_{severity}_{kind}", horizontal=True, gap="small"):
         style = _SHOWN[severity]
         st.badge(severity.capitalize(), icon=style.icon, color=style.colour)
         with st.container(gap=None):
             with st.container(key=f"sentences_{kind}", gap=None):
-                for condition in same[:_NUM_SENTENCES]:
+                for condition in group[:_NUM_SENTENCES]:
                     _draw_text(condition.sentence)
-                if len(same) > _NUM_SENTENCES:
-                    st.text(f"and {len(same) - _NUM_SENTENCES} more")
-            if same[0].remedy:
-                _draw_text(same[0].remedy)
+                if len(group) > _NUM_SENTENCES:
+                    st.text(f"and {len(group) - _NUM_SENTENCES} more")
+            if group[0].remedy:
+                _draw_text(group[0].remedy)
 
 
 def _draw_text(text: str) -> None:
-    """Draw a sentence. Its first `the` gets a capital letter; a name that begins it stays as it is.
-    What stands between backticks is set as code."""
+    """Draw a sentence. A `the` at its beginning gets a capital letter, but a name there stays as it
+    is. Text between backticks is shown as code."""
     text = f"The {text[4:]}" if text.startswith("the ") else text
     st.html(f"<p>{as_html(text)}</p>")
 
 
 def as_html(text: str) -> str:
-    """Escape the text. A pair of backticks becomes a `code` element, and nothing else an
-    element."""
+    """Escape the text. Text between backticks becomes a `code` element. There are no other
+    elements."""
     return _CODE.sub(r"<code>\1</code>", html.escape(text))

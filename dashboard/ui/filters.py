@@ -1,4 +1,4 @@
-"""What the reader has chosen: range, workspace, engine and model; all of it stands in the URL."""
+"""What the reader has chosen: range, workspace, engine and model. The URL has all of it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ import streamlit as st
 from gateway.structs.fleet import About
 
 DAY_SECONDS = 86_400
-# How long each range is, and what it is called in a sentence.
+# The length of each range in seconds, and its name in a sentence.
 RANGES = {
     "1h": (3600, "the last hour"),
     "6h": (6 * 3600, "the last 6 hours"),
@@ -24,13 +24,14 @@ CUSTOM = "custom"
 DEFAULT_RANGE = "24h"
 ALL = ""
 _MAX_NAME = 128
-# It stays the same while the reader looks around.
+# The session's field for the range that holds until the reader chooses one. It stays the same while
+# the reader looks around.
 _DEFAULT = "default_range"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What the filters select. None filters nothing."""
+    """What the filters select. A filter that is None selects everything."""
 
     range: str = DEFAULT_RANGE
     # These two count only with the range `custom`.
@@ -42,7 +43,8 @@ class Selection:
 
     @property
     def refresh_seconds(self) -> int:
-        """How often to ask again. A long range changes slowly, so it is asked for less often."""
+        """After how many seconds a page asks again. Pages ask less often for a long range, because
+        it changes slowly."""
         seconds, _ = RANGES.get(self.range, RANGES[LONGEST_RANGE])
         if seconds <= DAY_SECONDS:
             return 5
@@ -54,8 +56,11 @@ class Selection:
         return RANGES[self.range][1] if self.range in RANGES else "the chosen time"
 
     def span(self, now: datetime) -> tuple[datetime, datetime]:
-        """From (inclusive) and to (exclusive). The end is rounded up to the refresh, so that all
-        viewers ask the same question. A day or more begins with a whole hour."""
+        """The range's first moment, and the moment before which it ends.
+
+        The end is rounded up to a multiple of `refresh_seconds`, so that all viewers ask the same
+        question. A range of a day or more begins with a whole hour.
+        """
         if self.range == CUSTOM and self.since is not None and self.until is not None:
             return self.since, max(self.until, self.since + timedelta(minutes=1))
         step = self.refresh_seconds
@@ -63,12 +68,12 @@ class Selection:
         seconds, _ = RANGES.get(self.range, RANGES[DEFAULT_RANGE])
         since = until - timedelta(seconds=seconds)
         if seconds >= DAY_SECONDS:
-            # The ledger has sums of whole hours, so a range of these is read from fewer rows.
+            # The ledger has sums of whole hours, so it reads such a range from fewer rows.
             since = since.replace(minute=0, second=0)
         return since, until
 
     def params(self, *without: str) -> dict[str, Any]:
-        """The query of the admin API, less these filters."""
+        """The filters as a query of the admin API, `without` some of them."""
         since, until = self.span(datetime.now(UTC))
         choices = {
             "since_ms": int(since.timestamp() * 1000),
@@ -81,18 +86,20 @@ class Selection:
 
 
 def first_range(about: About) -> str:
-    """The shortest range that has all requests. It is a day where no request came, or where some
-    are older than a day."""
+    """The shortest range that has all requests, but not more than a day. It is a day if no request
+    has come."""
     if about.first_ms is None:
         return DEFAULT_RANGE
     age = (about.now_ms - about.first_ms) / 1000
-    short = ((name, seconds) for name, (seconds, _) in RANGES.items() if seconds < DAY_SECONDS)
-    return next((name for name, seconds in short if age < seconds), DEFAULT_RANGE)
+    lengths = {name: seconds for name, (seconds, _) in RANGES.items() if seconds < DAY_SECONDS}
+    return next((name for name, seconds in lengths.items() if age < seconds), DEFAULT_RANGE)
 
 
-def draw(about: About, applies: frozenset[str]) -> None:
-    """`applies` are the filters that the page knows. The others are shown disabled. Streamlit shows
-    options as plain text, so a hostile name is harmless."""
+def draw(about: About, page_filters: frozenset[str]) -> None:
+    """Draw the filters. Those that the page does not have (`page_filters`) are disabled.
+
+    Streamlit shows options as plain text, so a hostile name is harmless.
+    """
     first = st.session_state.setdefault(_DEFAULT, first_range(about))
     _begin("range", first, first)
     with folded("filters", summary):
@@ -102,35 +109,33 @@ def draw(about: About, applies: frozenset[str]) -> None:
             default=None,
             key="range",
             required=True,
-            disabled="range" not in applies,
+            disabled="range" not in page_filters,
             bind="query-params",
         )
         if st.session_state.get("range") == CUSTOM:
             now = datetime.now(UTC).replace(tzinfo=None, second=0, microsecond=0)
-            for key, label, value in (
-                ("from", "From (UTC)", now - timedelta(days=1)),
-                ("to", "To (UTC)", now),
-            ):
-                _begin(key, value, value.isoformat(timespec="minutes"))
-                st.datetime_input(
-                    label,
-                    None,
-                    key=key,
-                    width=190,
-                    bind="query-params",
-                    format="YYYY-MM-DD",
-                )
+            _draw_moment("from", "From (UTC)", now - timedelta(days=1))
+            _draw_moment("to", "To (UTC)", now)
         if about.workspace is None:
-            _draw_choice("workspace", about.workspaces, applies)
-        _draw_choice("engine", about.engines, applies)
-        _draw_choice("model", about.models, applies)
+            _draw_choice("workspace", about.workspaces, page_filters)
+        _draw_choice("engine", about.engines, page_filters)
+        _draw_choice("model", about.models, page_filters)
+
+
+def _draw_moment(key: str, label: str, first: datetime) -> None:
+    """One end of a chosen range. It is `first` until the reader chooses another moment."""
+    _begin(key, first, first.isoformat(timespec="minutes"))
+    st.datetime_input(label, None, key=key, width=190, bind="query-params", format="YYYY-MM-DD")
 
 
 @contextmanager
 def folded(key: str, label: Callable[[], str]) -> Iterator[None]:
-    """A row of filters. A phone folds it behind a switch, and other screens show no switch
-    (`style.css`). `label` is asked when the filters are drawn, and says what they are set to; it is
-    read as Markdown."""
+    """A row of filters. A phone folds it behind a switch. Other screens show no switch
+    (`style.css`).
+
+    `label` is called after the filters are drawn. It returns the label of the switch, which says
+    what the filters are set to. Streamlit reads the label as Markdown.
+    """
     with st.container(key=f"foldable_{key}"):
         switch = st.container()
         with st.container(horizontal=True, vertical_alignment="bottom", key=key):
@@ -139,8 +144,8 @@ def folded(key: str, label: Callable[[], str]) -> Iterator[None]:
 
 
 def summary() -> str:
-    """The range, and how many filters besides it are set. Names are text from outside and are no
-    part of it."""
+    """The range, and how many other filters are set. It has no names, because names are text from
+    outside."""
     selection = chosen()
     num_set = sum(
         name is not None for name in (selection.workspace, selection.engine, selection.model)
@@ -148,34 +153,34 @@ def summary() -> str:
     return f"Filters: {selection.words}" + (f", {num_set} more" if num_set else "")
 
 
-def _begin(key: str, value: str | datetime, written: str) -> None:
-    """Set what nobody has chosen yet, also in the URL, so that a shared link has its range. A
-    widget's default would not stand in the URL."""
+def _begin(key: str, value: str | datetime, text: str) -> None:
+    """Set a filter that nobody has set yet, in the session and, as `text`, in the URL. So a shared
+    link has the range. A widget's default would not be in the URL."""
     if key not in st.session_state and key not in st.query_params:
         st.session_state[key] = value
-        st.query_params[key] = written
+        st.query_params[key] = text
 
 
-def _draw_choice(name: str, names: list[str], applies: frozenset[str]) -> None:
+def _draw_choice(name: str, names: list[str], page_filters: frozenset[str]) -> None:
     # A name in the URL is offered even if it had no traffic lately.
-    linked = st.query_params.get(name, ALL)
+    linked_name = st.query_params.get(name, ALL)
     options = [ALL, *names]
-    if linked not in options and len(linked) <= _MAX_NAME:
-        options.append(linked)
+    if linked_name not in options and len(linked_name) <= _MAX_NAME:
+        options.append(linked_name)
     st.selectbox(
         name.capitalize(),
         options,
         format_func=lambda option: option or "All",
         key=name,
         width=150,
-        disabled=name not in applies,
+        disabled=name not in page_filters,
         bind="query-params",
     )
 
 
-def unknown(about: About, applies: frozenset[str]) -> dict[str, str]:
-    """The filters of a page that are set to a name which the gateway does not know, with that name.
-    Nothing has such a name, and no request of the last 31 days had it."""
+def unknown(about: About, page_filters: frozenset[str]) -> dict[str, str]:
+    """The names that the gateway does not know, by the filter of the page that is set to the name.
+    Nothing has such a name now, and no request of the last 31 days had it."""
     selection = chosen()
     values = {
         "workspace": (selection.workspace, about.workspaces),
@@ -185,14 +190,16 @@ def unknown(about: About, applies: frozenset[str]) -> dict[str, str]:
     return {
         name: value
         for name, (value, names) in values.items()
-        if name in applies and value is not None and value not in names
+        if name in page_filters and value is not None and value not in names
     }
 
 
 def request_for(about: About) -> str | None:
-    """The model that a request must ask for to be among what is chosen. None where no new request
-    can be: if the chosen time is over, if nothing has the chosen name, or if an engine is chosen,
-    since the gateway chooses the engine."""
+    """The model that a new request must name, so that the filters select that request.
+
+    None if the filters can select no new request. That is so if the chosen time is over, if nothing
+    has the chosen name, or if an engine is chosen, because the gateway chooses a request's engine.
+    """
     selection = chosen()
     is_over = (
         selection.range == CUSTOM

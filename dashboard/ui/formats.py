@@ -8,9 +8,10 @@ from engine.protocol import Ttl
 NANO = 1_000_000_000
 NO_VALUE = "–"
 LEAST_SHARE = 0.0005
-"""A smaller share would be rounded to 0.0 %, and one so near to 1 would be rounded to 100.0 %."""
+"""A smaller share would be rounded to 0.0 %. A share that is nearer to 1 than this would be rounded
+to 100.0 %."""
 MANY_TIMES = 10
-"""Growth by this factor or more is written as a multiple, since percents of four digits say
+"""Growth by this factor or more is written as a multiple, because percents of four digits say
 little."""
 
 
@@ -23,15 +24,15 @@ def written_moment(at_ms: int) -> str:
 
 
 def since(at_ms: int) -> str:
-    """The moment since when something lasts: the time of day in UTC, with the date if that is not
-    today."""
+    """Write the moment since which something lasts: the time of day in UTC, with the date if it is
+    not today's."""
     at = moment(at_ms)
     is_today = at.date() == datetime.now(UTC).date()
     return f"{at:%H:%M} UTC" if is_today else f"{at:%Y-%m-%d %H:%M} UTC"
 
 
 def percent(share: float | None) -> str:
-    """Write a share in percent. None, where there was nothing to divide by, is a dash and never
+    """Write a share in percent. None means that there was nothing to divide by. It is a dash, never
     0 %. Only a share that is exactly 0 or 1 looks like 0 % or 100 %."""
     if share is None:
         return NO_VALUE
@@ -51,7 +52,7 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
 
 
 def sampled(requests: str, num_turns: int, *, is_whole: bool) -> str:
-    """Say which requests the figures are of: all of the range, or a sample of them."""
+    """Say which requests the figures are of: all requests of the range, or a sample of them."""
     if is_whole:
         return f"Of all {requests}: the whole range."
     return (
@@ -72,7 +73,8 @@ def compact(count: int) -> str:
 
 
 def dollars(nanos: int | None) -> str:
-    """Write money; an amount below a cent with more digits, so that it does not look like 0."""
+    """Write nano-dollars as dollars. A small amount has more digits, so that it does not look like
+    0."""
     if nanos is None:
         return NO_VALUE
     value = nanos / NANO
@@ -123,16 +125,16 @@ def in_words(count: int) -> str:
 
 
 def points(now: float | None, before: float | None, *, is_comparable: bool) -> str:
-    """Write how a share changed, in percentage points. The former value alone is written where the
-    periods are not comparable."""
+    """Write how a share changed, in percentage points. If the periods are not comparable, only the
+    former value is written."""
     if now is None or before is None or not is_comparable:
         return f"period before: {percent(before)}"
     return f"{signed(round((now - before) * 100, 1))} points vs period before"
 
 
 def change(now: int | None, before: int | None, *, is_comparable: bool) -> str:
-    """Write how an amount of money (nano-dollars) changed, in percent of its former value. The
-    former value alone is written where it is 0 or where the periods are not comparable."""
+    """Write how an amount of money (nano-dollars) changed, in percent of its former value. If that
+    is 0, or if the periods are not comparable, only the former value is written."""
     if now is None or not before or not is_comparable:
         return f"period before: {dollars(before)}"
     share = (now - before) / abs(before)
@@ -142,14 +144,14 @@ def change(now: int | None, before: int | None, *, is_comparable: bool) -> str:
 
 
 def signed(value: float) -> str:
-    """Write a number with its sign, as a true minus; 0 has none."""
+    """Write a number with its sign. The minus is a true minus sign. 0 has no sign."""
     if value == 0:
         return "0"
     return f"{'−' if value < 0 else '+'}{abs(value):,}"
 
 
 def ttls_written(writes: Iterable[Mapping[Ttl, int]]) -> list[Ttl]:
-    """The TTL classes with a token in any of the rows. Tables have a column for these alone."""
+    """The TTL classes of which any row has a token. Tables have columns for these classes only."""
     tokens_by_ttl: dict[Ttl, int] = {}
     for row in writes:
         for ttl, tokens in row.items():

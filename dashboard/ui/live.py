@@ -1,7 +1,8 @@
-"""A page that refreshes itself: it reads, draws, and says from when its numbers are.
+"""A page that refreshes itself. It reads, draws, and says from when its numbers are.
 
-While the gateway does not answer, the last numbers stay with their time. Refreshing moves nothing:
-the same elements are drawn in the same order, and the status line is always there.
+While the gateway does not answer, the last numbers stay, with the time from which they are.
+Refreshing moves nothing: the same elements are drawn in the same order, and the status line is
+always there.
 """
 
 from collections.abc import Callable
@@ -19,12 +20,15 @@ View = TypeVar("View")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen(Generic[View]):
-    """An answer, with the question, the client that asked it, and the time when it came."""
+class Answer(Generic[View]):
+    """What a page shows, and where it comes from."""
 
+    # The client that asked for it.
     client: AdminClient
+    # What was selected when it was asked for.
     selection: Selection
     view: View
+    # When it came.
     at: datetime
 
 
@@ -38,9 +42,9 @@ def show(
 ) -> None:
     """Draw the part of a page that refreshes itself.
 
-    `read` asks the admin API and raises ClientError; `draw` gets its result. `controls` draws
-    widgets that do not depend on the answer. `name` is unique among the pages. The part refreshes
-    every `refresh_seconds`, by default as the length of the range asks for.
+    `name` is unique among the pages. `read` asks the admin API, or raises ClientError. `draw` gets
+    the result of `read`. `controls` draws widgets that do not depend on the answer. The part
+    refreshes every `refresh_seconds`. By default the length of the range decides how often.
     """
 
     def refresh() -> None:
@@ -48,39 +52,41 @@ def show(
             controls()
         status = st.container(key=f"status_{name}")
         body = st.container(key=f"body_{name}")
-        chosen = filters.chosen()
-        kept: Seen[View] | None = st.session_state.get(f"seen_{name}")
+        selection = filters.chosen()
+        last_answer: Answer[View] | None = st.session_state.get(f"seen_{name}")
         session = viewer.session()
-        # The answer to another key or another selection is not shown.
-        if kept and (kept.selection != chosen or kept.client is not session.client):
-            kept = None
+        # An answer to another key, or to another selection, is not shown.
+        if last_answer and (
+            last_answer.selection != selection or last_answer.client is not session.client
+        ):
+            last_answer = None
         # The placeholder is drawn on every run, so that what follows keeps its position.
         placeholder = body.empty()
-        if kept is None:
+        if last_answer is None:
             placeholder.skeleton(height=460)
-        seen = kept
+        answer = last_answer
         problem = ""
         try:
-            view = read(session.client, chosen)
-            seen = Seen(session.client, chosen, view, datetime.now(UTC))
+            view = read(session.client, selection)
+            answer = Answer(session.client, selection, view, datetime.now(UTC))
         except KeyEnded:
             st.rerun(scope="app")
         except ClientError as error:
-            # A key that has ended shows nothing, not even its last numbers.
-            seen = None if isinstance(error, KeyRefused) else kept
+            # A viewer whose key was refused sees nothing, not even the last numbers.
+            answer = None if isinstance(error, KeyRefused) else last_answer
             problem = str(error)
         placeholder.empty()
-        st.session_state[f"seen_{name}"] = seen
-        if seen is None:
+        st.session_state[f"seen_{name}"] = answer
+        if answer is None:
             status.error(f"{problem} Trying again by itself.", icon=":material/cloud_off:")
             return
         if problem:
-            message = f"{problem} Showing what was known at {seen.at:%H:%M:%S} UTC."
+            message = f"{problem} Showing what was known at {answer.at:%H:%M:%S} UTC."
             status.warning(message, icon=":material/schedule:")
         else:
-            status.caption(f"Updated {seen.at:%H:%M:%S} UTC")
+            status.caption(f"Updated {answer.at:%H:%M:%S} UTC")
         with body:
-            draw(seen.view, chosen)
+            draw(answer.view, selection)
 
-    every = refresh_seconds or filters.chosen().refresh_seconds
-    st.fragment(refresh, run_every=every, key=f"live_{name}")()
+    seconds = refresh_seconds or filters.chosen().refresh_seconds
+    st.fragment(refresh, run_every=seconds, key=f"live_{name}")()

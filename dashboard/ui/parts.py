@@ -1,7 +1,7 @@
 """The parts of a page: headings, cards with definitions, charts with words, tables with CSV.
 
-Text from outside (names of workspaces, engines, models) goes into tables, chart labels, options and
-`st.text` only. Streamlit reads labels, captions and metrics as Markdown.
+Streamlit reads labels, captions and metrics as Markdown. So text from outside (names of workspaces,
+engines and models) goes into tables, chart labels, options and `st.text` only.
 """
 
 import csv
@@ -31,14 +31,15 @@ _CELL_PADDING = 28
 _WIDEST_TEXT = 460
 # A spreadsheet takes a cell that begins like this for a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-# Columns of shares from 0 to 1: a bar and a percentage. 0.325 is written as 32.5 %.
+# Columns of shares from 0 to 1. Each cell has a bar and a percentage: 0.325 is written as 32.5 %.
 _SHARES = {"Hit rate", "Pool in use", "Foreign", "Of the limit", "Of the prompt", "Share"}
 _SHARES |= {"Reused", "Promise kept", "Share best effort"}
 _SHARE_DIGITS = 3
-# Ids of workspaces and models. An id that Markdown would take for an address is excluded.
+# Ids of workspaces and models that Markdown leaves as they are. Markdown would make a link of one
+# that begins with www.
 _PLAIN = re.compile(r"(?!www\.)[A-Za-z0-9][A-Za-z0-9._/-]*")
 APPROXIMATE = "Approximate"
-"""The column of the approximation that a turn was computed behind. Such a cell stands out."""
+"""The column that names the approximation behind which a turn was computed. Its cells stand out."""
 _STANDS_OUT = "background-color: #f59e0b55"
 _GREEN = "background-color: #16a34a40"
 _RED = "background-color: #dc262660"
@@ -56,7 +57,7 @@ _STATES = {
     "off": _STANDS_OUT,
     "can't be written": _RED,
 }
-# Columns of ids of requests. Each leads to its request.
+# Columns of requests' ids. Each id leads to its request.
 _IDS = {"Id", "Last request", "Request id"}
 READS_PER_WRITE = "Tokens read per token written"
 REQUESTS_OF = "Its requests"
@@ -70,7 +71,7 @@ def title(text: str, question: str) -> None:
 
 
 def heading(text: str, number: str | None = None) -> None:
-    """A section's heading. Its tooltip is the definition of the number that it is about."""
+    """A section's heading. If the section is about a number, the tooltip is its definition."""
     st.subheader(text, anchor=False, help=None if number is None else meaning(number))
 
 
@@ -81,7 +82,7 @@ def definition(number: str) -> Definition:
 
 
 def meaning(number: str) -> str | None:
-    """The tooltip: formula and unit, as the gateway defines them."""
+    """The tooltip of a number: its formula and its unit, as the gateway defines them."""
     entry = definition(number)
     return f"`{entry.formula}`\n\nUnit: {entry.unit}" if entry.formula else None
 
@@ -98,9 +99,10 @@ def card(
     is_good: bool | None = None,
     is_loss: bool = False,
 ) -> None:
-    """A number with a tooltip: `note`, else the gateway's definition of the number.
+    """A number with a tooltip. The tooltip is `note`, or else the gateway's definition.
 
-    `delta` stands below the number. `is_good` makes it green or red.
+    `delta` stands beside the number. `is_good` makes `delta` green if true, and red if false.
+    `is_loss` makes the number red.
     """
     colour: Literal["green", "red", "off"] = "off"
     if is_good is not None:
@@ -127,9 +129,10 @@ def money_card(number: str, nano: int | None, label: str | None = None, **option
 
 
 def time_spared(savings: Savings) -> str | None:
-    """The prefill that reads avoided, in words. None: no engine's time for a token is known.
+    """The time of the prefill that reads avoided, in words. None: no engine's time for a token is
+    known.
 
-    It is called GPU time only if all of it is.
+    The time is called GPU time only if all of it is time of GPUs.
     """
     seconds = savings.prefill_seconds_avoided
     if seconds is None:
@@ -148,15 +151,15 @@ def tokens_spared(savings: Savings) -> str:
 
 
 def chart(drawn: Any, key: str, alt_text: str) -> None:
-    """`alt_text` is what a screen reader says: the finding, with its numbers."""
+    """Draw a chart. A screen reader says `alt_text`: what the chart shows, with its numbers."""
     st.altair_chart(charts.styled(drawn, viewer.theme()), key=key, alt=alt_text)
 
 
 def empty(text: str, icon: str = HOURGLASS, *, key: str | None = None) -> None:
     """Say that there is nothing to show yet, and how that changes.
 
-    With a `key`, which is unique on its page, this also shows a request that fills the page, if
-    there is one.
+    With a `key`, which is unique on its page, this also shows a request that fills the page, if any
+    request can.
     """
     st.info(text, icon=icon)
     session = viewer.session()
@@ -166,26 +169,28 @@ def empty(text: str, icon: str = HOURGLASS, *, key: str | None = None) -> None:
     if model is None:
         return
     with st.container(key=f"first_{key}"):
-        whose = "With a key of the chosen workspace, this" if filters.chosen().workspace else "This"
-        st.caption(f"{whose} request fills it. The second run reads what the first one wrote:")
+        subject = "This request"
+        if filters.chosen().workspace:
+            subject = "With a key of the chosen workspace, this request"
+        st.caption(f"{subject} fills it. The second run reads what the first one wrote:")
         st.code(first_request(settings().gateway_url, model), language=None, wrap_lines=True)
 
 
 def first_request(gateway_url: str, model: str) -> str:
     """A shell command that sends a marked prompt twice. The prompt is long enough to be cached.
 
-    The key is in the variable HOLDFAST_API_KEY, so that it is in no history.
+    The command takes the key from the variable HOLDFAST_API_KEY, so that no shell's history has it.
     """
     block = {"type": "text", "text": "$BOOK", "cache_control": {"type": "ephemeral"}}
     question = {"role": "user", "content": "What is a lease?"}
     body = {"model": model, "max_tokens": 32, "system": [block], "messages": [question]}
-    written = json.dumps(body).replace('"', '\\"')
+    data = json.dumps(body).replace('"', '\\"')
     return (
         "BOOK=$(printf 'A lease holds a marked prefix until its time is over. %.0s' $(seq 150))\n"
         f"for turn in 1 2; do curl -s {gateway_url}/v1/messages \\\n"
         '  -H "x-api-key: $HOLDFAST_API_KEY" -H "anthropic-version: 2023-06-01" \\\n'
         '  -H "content-type: application/json" \\\n'
-        f'  -d "{written}"; echo; done'
+        f'  -d "{data}"; echo; done'
     )
 
 
@@ -198,31 +203,31 @@ def no_engine(text: str, key: str) -> None:
 
 
 def unseen_images(num_images: int, model: str | None, listed: Sequence[ListedModel]) -> None:
-    """Say of a request's images that its model will not see them. A `model` that is not listed is
-    taken to see them if any listed model does."""
+    """Warn that a request's model will not see its images. A `model` that is not listed counts as
+    one that sees them if any listed model does."""
     seeing_ids = {entry.id for entry in listed if entry.sees}
     ids = {entry.id for entry in listed}
     may_see = model in seeing_ids if model in ids else bool(seeing_ids)
     if not num_images or may_see:
         return
     images = formats.counted(num_images, "image")
-    them = "it" if num_images == 1 else "them"
+    pronoun = "it" if num_images == 1 else "them"
     st.warning(
-        f"{images} in this request: this model will not see {them}. A placeholder stands there, or"
-        " the gateway refuses the request (HOLDFAST_UNREADABLE).",
+        f"{images} in this request: this model will not see {pronoun}. A placeholder stands there,"
+        " or the gateway refuses the request (HOLDFAST_UNREADABLE).",
         icon=":material/hide_image:",
     )
 
 
 def problem(what: str, text: str, icon: str = ":material/block:") -> None:
-    """`text` is the gateway's or a reader's, so it is plain."""
+    """Show an error. `text` comes from the gateway or from a reader, so it is plain text."""
     st.error(what, icon=icon)
     st.text(text)
 
 
 @contextmanager
 def problems_told() -> Iterator[None]:
-    """Show the error of a question that the gateway did not answer, in the place of the answer."""
+    """Show an error in place of an answer that the gateway did not give."""
     try:
         yield
     except Refused as error:
@@ -232,18 +237,19 @@ def problems_told() -> Iterator[None]:
 
 
 def hero(sentence: str) -> None:
-    """The page's answer in plain words, above its numbers. Takes no text from outside."""
+    """The page's answer in plain words, above its numbers. It is Markdown, so it has no text from
+    outside."""
     with st.container(key="hero"):
         st.markdown(sentence)
 
 
 def plain(name: str | None) -> str | None:
-    """A name that can stand where Streamlit reads Markdown; None where it could mean more."""
+    """The name if it can stand where Streamlit reads Markdown. None if Markdown could change it."""
     return name if name is not None and _PLAIN.fullmatch(name) else None
 
 
 def placeholder_prices() -> None:
-    """A badge that money is counted at a price which is nobody's."""
+    """A badge that says that money is counted at the shipped reference price."""
     if viewer.session().about.has_placeholder_prices:
         st.badge(
             "Placeholder prices",
@@ -262,16 +268,19 @@ def table(
     height: int | Literal["auto", "content"] | None = None,
     hidden: Collection[str] = (),
     wide: Collection[str] = (),
-    picked: Callable[[Row], None] | None = None,
+    on_pick: Callable[[Row], None] | None = None,
 ) -> None:
-    """A table, and below it its CSV. A column is written as its title says: `($)`, `(UTC)`, `(s)`.
-    A column without any value is in the CSV alone; one of money stays, since its dashes say that it
-    is not known. `picked` gets the row that is clicked, before the next run."""
+    """A table, and a button below it for its CSV.
+
+    The end of a column's title says how its values are written: `($)`, `(UTC)`, `(s)`. A column
+    without any value is in the CSV only. A column of money always stays, because its dashes say
+    that the money is not known. `on_pick` gets the row that a reader clicks, before the next run.
+    """
 
     def pick() -> None:
         numbers = st.session_state[key]["selection"]["rows"]
-        if picked is not None and numbers and numbers[0] < len(rows):
-            picked(rows[numbers[0]])
+        if on_pick is not None and numbers and numbers[0] < len(rows):
+            on_pick(rows[numbers[0]])
 
     options: dict[str, Any] = {"on_select": pick, "selection_mode": "single-row"}
     drawn = charts.frame(rows)
@@ -295,7 +304,7 @@ def table(
         placeholder=formats.NO_VALUE,
         column_config=columns,
         alt=alt_text,
-        **(options if picked else {}),
+        **(options if on_pick else {}),
     )
     as_download(rows, key)
 
@@ -311,8 +320,8 @@ def section(
     icon: str = HOURGLASS,
     **options: Any,
 ) -> None:
-    """A heading and its table. Without a row the heading stands above `none`; without that either,
-    nothing is drawn."""
+    """A heading and its table. If there is no row, the text `none` stands below the heading. If
+    there is no `none` either, nothing is drawn."""
     if rows or none:
         heading(text, number)
     if rows:
@@ -322,7 +331,7 @@ def section(
 
 
 def _state_colour(state: object) -> str:
-    """The colour of a state. Its first words decide; the rest is the reason."""
+    """The colour of a state. Only the beginning of the state decides: a reason may follow."""
     if not isinstance(state, str):
         return ""
     return next((colour for name, colour in _STATES.items() if state.startswith(name)), "")
@@ -342,7 +351,7 @@ def as_download(rows: Rows, key: str) -> None:
 
 
 def without_value(rows: Rows) -> list[str]:
-    """The columns that say nothing in any row. The first one always stays."""
+    """The columns without a value in any row. The first column and columns of money never count."""
     names = list(rows[0])[1:] if rows else []
     return [
         name
@@ -353,7 +362,7 @@ def without_value(rows: Rows) -> list[str]:
 
 def text_width(name: str, rows: Rows) -> int | None:
     """The width of a column in pixels; None leaves it to the grid. The grid looks at the first
-    rows alone, so a column gets a width if its longest text is not among these."""
+    rows only, so a column needs a width if its longest text is in a later row."""
     lengths = [len(row[name]) for row in rows if isinstance(row[name], str)]
     longest = max(lengths, default=0)
     if longest <= max(lengths[:NUM_ROWS_SHOWN], default=0):
@@ -374,34 +383,33 @@ def _column(name: str, rows: Rows) -> Any:
     if name.endswith("(UTC)"):
         return columns.DatetimeColumn(format="D MMM HH:mm:ss", timezone="UTC")
     if name.endswith("($)"):
-        # Enough digits for small amounts, and none that say nothing.
+        # Small amounts have enough digits, and no amount ends with zeros that say nothing.
         return columns.NumberColumn(format="%.6g")
     if name.endswith("(s)") or name == READS_PER_WRITE:
         return columns.NumberColumn(format="%.4g")
     if name.endswith("MiB"):
         return columns.NumberColumn(format="%.1f")
-    # Whole numbers in groups of thousands, as the reader's language writes them.
+    # The digits of whole numbers are grouped as the reader's language groups them.
     if any(type(row[name]) is int for row in rows):
         return columns.NumberColumn(format="localized")
     return columns.Column(width=text_width(name, rows))
 
 
 def as_csv(rows: Rows) -> str:
-    """A cell that begins like a formula gets an apostrophe."""
-    written = io.StringIO()
+    """The rows as CSV. A cell that begins like a formula gets an apostrophe before it."""
+    file = io.StringIO()
     if rows:
-        writer = csv.DictWriter(written, list(rows[0]), lineterminator="\n")
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         for row in rows:
             texts = {name: value for name, value in row.items() if isinstance(value, str)}
             unsafe = (name for name, text in texts.items() if text.startswith(_FORMULA))
             writer.writerow({**row, **{name: f"'{texts[name]}" for name in unsafe}})
-    return written.getvalue()
+    return file.getvalue()
 
 
 def requests_of(prefix: str | None, workspace: str | None) -> str | None:
-    """The address of the page with all of a prefix's requests; None for a prefix that no request
-    ended with."""
+    """The address of the page with all requests of a prefix; None if no request ended with it."""
     if prefix is None or workspace is None:
         return None
     query = {"range": filters.LONGEST_RANGE, "workspace": workspace, "prefix": prefix}
@@ -416,5 +424,5 @@ def request_links(ids: Sequence[str]) -> None:
 
 
 def in_dollars(nano: int | None) -> float | None:
-    """Nano-dollars in dollars."""
+    """An amount of nano-dollars in dollars."""
     return None if nano is None else nano / formats.NANO

@@ -1,6 +1,6 @@
-"""What a person can tell a prefix by: its name, its first words, or its size.
+"""What a person can recognise a prefix by: its name, its first words, or its size.
 
-First words are a kept prompt's, so only a viewer who may read prompts gets them.
+First words come from a kept prompt, so only a viewer who may read prompts gets them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,11 +13,11 @@ from gateway.structs.usage import KEPT, PrefixLook, TurnBeginning
 
 NO_WORDS: Mapping[str, str] = MappingProxyType({})
 NUM_WORDS = 20
-"""So many prefixes of a page are called by their first words. Each costs a request."""
+"""The most prefixes of a page that are called by their first words. Each costs a request."""
 WORDS_SECONDS = 60.0
-"""How long first words may stand after their prompt was deleted, at most."""
+"""The most seconds that first words may be shown after their prompt was deleted."""
 NUM_DIGITS = 6
-"""Of a digest: enough to tell the prefixes of one page apart."""
+"""How many digits of a digest are shown. They tell the prefixes of one page apart."""
 
 
 def first_words(client: AdminClient, looks: Iterable[PrefixLook | None]) -> dict[str, str]:
@@ -32,22 +32,22 @@ def first_words(client: AdminClient, looks: Iterable[PrefixLook | None]) -> dict
     words: dict[str, str] = {}
     for turn_id in list(dict.fromkeys(turns))[:NUM_WORDS]:
         path = f"/admin/v1/turns/{segment(turn_id)}/content/beginning"
-        with suppress(NotThere):  # it was deleted, or is on its way to the database
+        with suppress(NotThere):  # the prompt was deleted, or is on its way to the database
             words[turn_id] = client.get(path, TurnBeginning, kept_seconds=WORDS_SECONDS).text
     return words
 
 
 def entry_label(look: PrefixLook | None, tokens: int, digest: str, words: Mapping[str, str]) -> str:
-    """The label of an entry that an engine holds. Without a request of the ledger that ended with
-    it, it is called by its size."""
+    """The label of an entry that an engine holds: that of its prefix. If no request of the ledger
+    ended with the entry, the label is its size."""
     if look is not None:
         return prefix_label(look, digest, words)
     return f"{formats.counted(tokens, 'token')} · {digest[:NUM_DIGITS]}"
 
 
 def prefix_label(look: PrefixLook, digest: str = "", words: Mapping[str, str] = NO_WORDS) -> str:
-    """The name of a prefix. Without a name it is called by its first words, without words by its
-    number of blocks of each kind; the start of its digest follows."""
+    """The label of a prefix: its name, or else its first words, or else its number of blocks of
+    each kind. The start of its digest follows first words and numbers."""
     if look.name:
         return look.name
     beginning = words.get(look.last_turn)

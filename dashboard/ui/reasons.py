@@ -1,6 +1,6 @@
-"""What each reason of a miss is called and means, and what to change.
+"""The title of each reason of a miss, what the reason means, and what to change.
 
-The words are those of the ledger's `miss_reason` and of `GET /admin/v1/turns/{id}/divergence`.
+The reasons are those of the ledger's `miss_reason` and of `GET /admin/v1/turns/{id}/divergence`.
 """
 
 import tomllib
@@ -14,9 +14,9 @@ class Advice(NamedTuple):
     """A reason in words."""
 
     title: str
-    # What it means, in a sentence.
+    # A sentence on what the reason means.
     means: str
-    # What to change, in a sentence.
+    # A sentence on what to change.
     change: str
 
 
@@ -33,17 +33,17 @@ def advice(reason: str) -> Advice:
 
 
 def reason_title(reason: str) -> str:
-    """The reason in plain words; one that is not known here as it came."""
+    """The title of a reason. A reason that is not known here is its own title."""
     return ADVICE[reason].title if reason in ADVICE else reason
 
 
 def reason_filter(unset: str) -> None:
-    """Draw a choice of miss reasons in plain words, which stand in the URL as `reason`. `unset` is
-    what the choice of none is called."""
+    """Draw a choice of miss reasons by their titles. The URL has the chosen title as `reason`.
+    `unset` is the label of the choice of no reason."""
     options = ["", *(words.title for words in ADVICE.values())]
-    linked = st.query_params.get("reason", "")
-    if linked not in options and len(linked) <= MAX_REASON:
-        options.append(linked)
+    linked_title = st.query_params.get("reason", "")
+    if linked_title not in options and len(linked_title) <= MAX_REASON:
+        options.append(linked_title)
     st.selectbox(
         "Not read because",
         options,
@@ -55,8 +55,8 @@ def reason_filter(unset: str) -> None:
 
 
 def chosen_reason() -> str | None:
-    """The reason of the filter, as the ledger has it; None for any. Words that are not known here
-    are taken for a reason as they stand."""
+    """The chosen reason, by the ledger's word for it; None if none is chosen. A title that is not
+    known here is taken for the ledger's word."""
     title = st.session_state.get("reason") or None
     reasons = (reason for reason, words in ADVICE.items() if words.title == title)
     return next(reasons, title)

@@ -1,4 +1,4 @@
-"""The viewer of a page: their session, their client and their theme."""
+"""The viewer of a page: the viewer's session, client and theme."""
 
 from contextlib import suppress
 
@@ -15,12 +15,13 @@ WATCH_SECONDS = 10
 
 
 def find() -> Session | None:
-    """The viewer's session, looked up on every run; None once it has ended."""
+    """The viewer's session, which every run looks up; None once it has ended."""
     return sessions().find(st.context.cookies.get(COOKIE, ""))
 
 
 def session() -> Session:
-    """The same for a page: where it has ended, the whole page is drawn anew and says so."""
+    """The viewer's session, for a page. If the session has ended, the whole page is drawn anew and
+    says so."""
     session = find()
     if session is None:
         st.rerun(scope="app")
@@ -29,7 +30,7 @@ def session() -> Session:
 
 def about(viewer_session: Session, kept_seconds: float = ABOUT_SECONDS) -> About:
     """What the gateway says of this key, by default at most a minute old. While the gateway does
-    not answer it is what it said at sign-in."""
+    not answer, this is what it said at the sign-in."""
     try:
         return viewer_session.client.get("/admin/v1/about", About, kept_seconds=kept_seconds)
     except ClientError:
@@ -37,8 +38,8 @@ def about(viewer_session: Session, kept_seconds: float = ABOUT_SECONDS) -> About
 
 
 def watch() -> None:
-    """Ask with the key every few seconds, also on pages that don't refresh: what a page shows goes
-    when its key ends. The newest refusal costs the gateway no query."""
+    """Ask the gateway something every few seconds, so that a page is emptied soon after its key
+    ends, even if the page does not refresh. The newest refusal costs the gateway no query."""
 
     def look() -> None:
         viewer_session = session()

@@ -1,4 +1,4 @@
-"""The list of pages. A new one is a line here and a file beside it. Pure."""
+"""The list of pages. A new page is a line here and a file in this folder. Pure."""
 
 from dataclasses import dataclass
 
@@ -7,16 +7,18 @@ EVERY_FILTER = frozenset({"range", "workspace", "engine", "model"})
 
 @dataclass(frozen=True, slots=True)
 class PageEntry:
-    """A page, the file that draws it, and the filters that it knows."""
+    """A page."""
 
+    # The name in the URL, and of the file that draws the page.
     name: str
     title: str
+    # The filters that the page has.
     filters: frozenset[str] = EVERY_FILTER
+    # Whether the page shows what all workspaces share. A workspace's own key may not see that.
     is_shared: bool = False
-    """Whether it shows what all workspaces share, which a workspace's own key may not see."""
 
 
-# The first has no heading: Streamlit puts it above the others.
+# The first section has no heading. Streamlit puts it above the others.
 SECTIONS = {
     "": [PageEntry("overview", "Overview")],
     "Money": [

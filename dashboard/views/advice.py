@@ -16,7 +16,7 @@ from gateway.structs.advice import AdviceReport, Finding, NearDuplicate, StreamA
 from gateway.structs.fleet import KeyInfo
 
 PATH = "/admin/v1/advise"
-# The gateway can judge so many turns within the time that the dashboard waits.
+# The most turns that the gateway can judge within the time that the dashboard waits.
 MAX_TURNS = 20_000
 MAX_CHARACTERS = 1_000_000
 WAYS = {
@@ -42,28 +42,31 @@ _SEEN = "advice_seen"
 
 
 class SeenAdvice(NamedTuple):
-    """Advice that came, and for whom and for which requests."""
+    """Advice for the requests of a range, as the page keeps it."""
 
-    # The only workspace that the viewer sees; None is all.
+    # The only workspace that the viewer sees; None: the viewer sees all.
     workspace: str | None
+    # What was selected when the page asked for the advice.
     selection: Selection
     report: AdviceReport
 
 
 def find_advice(session: Session) -> AdviceReport:
-    """The advice for the selection. It is kept until the selection changes or somebody clicks the
-    button to look again, which this draws. Raise ClientError."""
-    chosen = filters.chosen()
+    """The advice for the selection. It is kept until the selection changes, or until somebody
+    clicks the button that this draws. Raise ClientError."""
+    selection = filters.chosen()
     seen: SeenAdvice | None = st.session_state.get(_SEEN)
     is_asked = st.button("Look again", key="advise_again", icon=":material/refresh:")
-    is_same = seen is not None and seen.workspace == session.workspace and seen.selection == chosen
+    is_same = (
+        seen is not None and seen.workspace == session.workspace and seen.selection == selection
+    )
     if seen is not None and is_same and not is_asked:
         return seen.report
-    # Advice is for clients, whatever engine served them.
-    query = {**chosen.params("engine"), "max_turns": MAX_TURNS}
+    # Advice is for clients, whichever engine served them.
+    query = {**selection.params("engine"), "max_turns": MAX_TURNS}
     with st.spinner("Comparing ways to place markers"):
         report = session.client.ask(PATH, AdviceReport, query)
-    st.session_state[_SEEN] = SeenAdvice(session.workspace, chosen, report)
+    st.session_state[_SEEN] = SeenAdvice(session.workspace, selection, report)
     return report
 
 
@@ -74,12 +77,12 @@ def draw_range(session: Session) -> None:
         return
     parts.hero(verdict_in_words(report))
     st.caption(report.text)
-    # What gains most stands first.
+    # The groups that would save most come first.
     streams = sorted(
         report.streams, key=lambda stream: (-(stream.saves.nano or 0), -stream.saves.multiples)
     )
-    whose = {"workspace": filters.chosen().workspace}
-    keys = session.client.get("/admin/v1/keys", list[KeyInfo], whose)
+    query = {"workspace": filters.chosen().workspace}
+    keys = session.client.get("/admin/v1/keys", list[KeyInfo], query)
     names = {key.id: key.name for key in keys}
     parts.heading("By key and model")
     rows = [_stream_row(stream, names) for stream in streams]
@@ -112,25 +115,25 @@ def _stream_row(stream: StreamAdvice, names: Mapping[str, str]) -> Row:
 
 
 def verdict_in_words(report: AdviceReport) -> str:
-    """The page's sentence: money first where prices are known."""
-    gains = [stream for stream in report.streams if stream.verdict != "leave"]
-    if not gains:
+    """The page's sentence. Money comes first if prices are known."""
+    changed_streams = [stream for stream in report.streams if stream.verdict != "leave"]
+    if not changed_streams:
         return "**Leave the requests as they are**: nothing here would be cheaper."
     saves = report.saves
     tokens = f"{saves.multiples:,.0f}"
     worth = f"the price of **{tokens}** input tokens"
     if saves.nano is not None:
         worth = f"**{formats.dollars(saves.nano)}** (the price of {tokens} input tokens)"
-    elif any(stream.saves.nano is not None for stream in gains):
-        nano = sum(stream.saves.nano or 0 for stream in gains)
+    elif any(stream.saves.nano is not None for stream in changed_streams):
+        nano = sum(stream.saves.nano or 0 for stream in changed_streams)
         worth = (
             f"**{formats.dollars(nano)}** where there is a price (everywhere by the price of"
             f" {tokens} input tokens)"
         )
+    count = len(changed_streams)
     groups = formats.counted(len(report.streams), "group")
     return (
-        f"**{len(gains):,}** of {groups} of requests would have been cheaper: all together by"
-        f" {worth}."
+        f"**{count:,}** of {groups} of requests would have been cheaper: all together by {worth}."
     )
 
 
@@ -175,7 +178,7 @@ def draw_stream(session: Session, stream: StreamAdvice) -> None:
 
 
 def by_change(findings: Sequence[Finding]) -> list[list[Finding]]:
-    """Group the findings that ask for the same change in the same block. Near duplicates of
+    """Group the findings that ask for the same change of the same block. Near-duplicates of
     different workspaces or models stay apart. Groups and findings keep their order."""
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for finding in findings:
@@ -202,8 +205,8 @@ def draw_finding(finding: Finding, key: str) -> None:
 
 
 def draw_findings(findings: Sequence[Finding], key: str, none: str) -> None:
-    """Draw the first finding of each change in full, and the others of that change behind a click.
-    `none` is said where there is no finding."""
+    """Draw the first finding of each change in full, and the other findings of that change behind a
+    click. If there is no finding, draw the text `none`."""
     if not findings:
         parts.empty(none, ":material/check_circle:")
         return

@@ -24,7 +24,8 @@ PROMISES = {
 
 
 _OF_OTHERS = ("Foreign", "Foreign running")
-"""Columns of what other clients of the engines' servers use: left out where there are none."""
+"""The columns of what other clients of the engines' servers use. Without such clients they are
+left out."""
 
 
 class View(NamedTuple):
@@ -33,34 +34,36 @@ class View(NamedTuple):
     load: list[LoadPoint]
 
 
-def read(client: AdminClient, chosen: Selection) -> View:
+def read(client: AdminClient, selection: Selection) -> View:
     return View(
         client.get("/admin/v1/engines", list[EngineReport]),
-        client.get("/admin/v1/engines/history", FleetHistory, chosen.params("workspace")),
-        client.get("/admin/v1/engines/load", list[LoadPoint], chosen.params("workspace", "model")),
+        client.get("/admin/v1/engines/history", FleetHistory, selection.params("workspace")),
+        client.get(
+            "/admin/v1/engines/load", list[LoadPoint], selection.params("workspace", "model")
+        ),
     )
 
 
-def draw(view: View, chosen: Selection) -> None:
+def draw(view: View, selection: Selection) -> None:
     draw_cards(view)
-    engines = [engine for engine in view.engines if chosen.engine in (None, engine.name)]
+    engines = [engine for engine in view.engines if selection.engine in (None, engine.name)]
     parts.heading("Engines now")
     if not view.engines:
         parts.no_engine("No engine is running.", "fleet")
     if engines:
         rows = engine_table(engines)
         ready = sum(row["State"] == "ready" for row in rows)
-        alone = [name for name in _OF_OTHERS if not any(row[name] for row in rows)]
-        parts.table(rows, "fleet", f"{ready} of {len(engines)} ready.", hidden=alone)
+        empty_columns = [name for name in _OF_OTHERS if not any(row[name] for row in rows)]
+        parts.table(rows, "fleet", f"{ready} of {len(engines)} ready.", hidden=empty_columns)
     rows = adapter_table(engines)
     alt_text = f"{formats.counted(len(rows), 'adapter')}, with the engines that have them."
     parts.section("Adapters", rows, "adapters", alt_text)
     rows = technique_table(engines)
-    refused = sum(row["Allowed"] == "no" for row in rows)
+    num_refused = sum(row["Allowed"] == "no" for row in rows)
     num_unknown = sum(row["Allowed"] == UNKNOWN for row in rows)
-    alt_text = f"{refused} of {len(rows) - num_unknown} are too far from exact."
+    alt_text = f"{num_refused} of {len(rows) - num_unknown} are too far from exact."
     parts.section("Approximate entries", rows, "techniques", alt_text)
-    # What of the engine protocol holds: an engine in front of another server keeps less.
+    # Which promises of the engine protocol hold. An engine in front of another server keeps fewer.
     rows = promise_table(engines)
     parts.section(
         "What engines promise",
@@ -89,7 +92,7 @@ def draw(view: View, chosen: Selection) -> None:
         "restarts",
         f"{formats.counted(len(view.history.restarts), 'restart')} with the tokens written again.",
         number="restart_lost",
-        none=f"No engine was restarted in {chosen.words}.",
+        none=f"No engine was restarted in {selection.words}.",
         icon=":material/check_circle:" if view.history.num_turns else parts.HOURGLASS,
     )
 
@@ -99,39 +102,40 @@ def draw_cards(view: View) -> None:
     ready = states.count("ready")
     stats = [engine.stats for engine in view.engines if engine.stats is not None]
     restarts = view.history.restarts
-    everything = view.history.attribution[:1]
+    # The first one is of all engines together.
+    whole = view.history.attribution[:1]
     lost = sum(restart.lost.written_tokens for restart in restarts)
     in_use = in_use_share([s.blocks for s in stats])
     count = formats.counted(len(view.engines), "engine")
-    whose = "their KV memory"
+    memory = "their KV memory"
     if len(stats) < len(view.engines):
-        whose = "the KV memory of those that answer"
-    held = "" if in_use is None else f" {formats.percent(in_use)} of {whose} is in use."
-    are = "is" if len(view.engines) == 1 else "are"
-    parts.hero(f"**{ready} of {count} {are} ready.**{held}")
+        memory = "the KV memory of those that answer"
+    usage = "" if in_use is None else f" {formats.percent(in_use)} of {memory} is in use."
+    verb = "is" if len(view.engines) == 1 else "are"
+    parts.hero(f"**{ready} of {count} {verb} ready.**{usage}")
     running = f"{sum(s.running for s in stats):,}" if stats else formats.NO_VALUE
     waiting = f"{sum(s.waiting for s in stats):,} waiting" if stats else None
     with st.grid(4, min_column_width=190):
         help_text = (
-            "Engines that answer, have their model loaded and get new turns, as this gateway"
+            "Engines that answer, have their model loaded and get new turns, as this gateway sees"
+            " them."
         )
-        help_text += " sees them."
         draining = states.count("draining")
         note = f"{draining} draining" if draining else None
         count = f"{ready} of {len(view.engines)}"
         parts.card("engines_ready", count, note=help_text, delta=note)
         help_text = "Sequences that are computed now, and those that wait for blocks."
         parts.card("running_now", running, note=help_text, delta=waiting)
-        after = formats.counted(len(restarts), "restart")
-        parts.card("restart_lost", formats.compact(lost), delta=f"tokens after {after}")
-        shares = (e.delivered_tokens / e.available_tokens for e in everything if e.available_tokens)
+        num_restarts = formats.counted(len(restarts), "restart")
+        parts.card("restart_lost", formats.compact(lost), delta=f"tokens after {num_restarts}")
+        shares = (e.delivered_tokens / e.available_tokens for e in whole if e.available_tokens)
         share = formats.percent(next(shares, None))
         label = "Read of what was held"
         parts.card("attribution", share, label=label, delta="of what some engine held")
 
 
 def state_of(engine: EngineReport) -> str:
-    """How an engine fares, the worst first: one that is drained may be down as well."""
+    """The state of an engine in words. A drained engine may also be down: then that comes first."""
     if not engine.is_draining:
         return engine.status
     return "draining" if engine.status == "ready" else f"{engine.status}, draining"
@@ -143,14 +147,14 @@ def engine_table(engines: Sequence[EngineReport]) -> list[Row]:
 
 def _engine_row(engine: EngineReport) -> Row:
     stats = engine.stats
-    described = engine.description
+    description = engine.description
     return {
         "Engine": engine.name,
         "State": state_of(engine),
-        "Model": described.model if described else None,
+        "Model": description.model if description else None,
         "Answers to": ", ".join(engine.ids) or None,
-        "Backend": server_of(described) if described else None,
-        "Attention": (described.attention or None) if described else None,
+        "Backend": server_of(description) if description else None,
+        "Attention": (description.attention or None) if description else None,
         "Up": formats.duration(stats.uptime_seconds) if stats else None,
         "Epoch": stats.epoch[:8] if stats else None,
         "Running": stats.running if stats else None,
@@ -168,19 +172,19 @@ def _engine_row(engine: EngineReport) -> Row:
 
 
 def why_of(engine: EngineReport) -> list[str]:
-    """What keeps an engine, or a part of it, from turns, as its gateway says it."""
+    """Why an engine, or a part of it, gets no turns, in the words of the gateway."""
     error = engine.detail.get("error")
     return [*([str(error)] if error else []), *engine.notes]
 
 
 def adapter_table(reports: Sequence[EngineReport]) -> list[Row]:
-    """Each adapter once for all engines that have the same weights under its name."""
-    having: dict[tuple[str, AdapterInfo], list[str]] = {}
+    """A row for each adapter, for all engines together that have the same weights by its name."""
+    engines_of: dict[tuple[str, AdapterInfo], list[str]] = {}
     for engine in reports:
         description = engine.description
         if description is not None:
             for adapter in description.adapters:
-                having.setdefault((description.model, adapter), []).append(engine.name)
+                engines_of.setdefault((description.model, adapter), []).append(engine.name)
     return [
         {
             "Model": f"{model}:{adapter.name}",
@@ -191,7 +195,9 @@ def adapter_table(reports: Sequence[EngineReport]) -> list[Row]:
             "Weights": adapter.digest[:12],
             "Engines": ", ".join(engines),
         }
-        for (model, adapter), engines in sorted(having.items(), key=lambda item: item[0][1].name)
+        for (model, adapter), engines in sorted(
+            engines_of.items(), key=lambda item: item[0][1].name
+        )
     ]
 
 
@@ -199,8 +205,9 @@ UNKNOWN = "not known yet"
 
 
 def technique_table(engines: Sequence[EngineReport]) -> list[Row]:
-    """How far from exact each engine measured each approximation, and which measure still."""
-    measuring = [
+    """A row for each engine that still measures. Then a row for each approximation that an engine
+    has measured, with its distance from exact."""
+    unmeasured_rows: list[Row] = [
         {
             "Engine": engine.name,
             "Technique": "being measured",
@@ -211,7 +218,7 @@ def technique_table(engines: Sequence[EngineReport]) -> list[Row]:
         for engine in engines
         if engine.description is not None and engine.description.is_measuring
     ]
-    measured = [
+    measured_rows: list[Row] = [
         {
             "Engine": engine.name,
             "Technique": technique.name,
@@ -223,19 +230,22 @@ def technique_table(engines: Sequence[EngineReport]) -> list[Row]:
         if engine.description is not None
         for technique in engine.description.techniques
     ]
-    return [*measuring, *measured]
+    return [*unmeasured_rows, *measured_rows]
 
 
-def server_of(described: Description) -> str:
-    """What computes: the engine's backend, or the server that it is in front of."""
-    kind = described.upstream
-    return described.backend if kind is None else f"{kind}, as it is"
+def server_of(description: Description) -> str:
+    """What computes: the engine's backend, or the server that the engine is in front of."""
+    kind = description.upstream
+    return description.backend if kind is None else f"{kind}, as it is"
 
 
 def promise_table(engines: Sequence[EngineReport]) -> list[Row]:
-    """One row for each promise of the engine protocol, with a column for each backend: whether it
-    is kept there, and how or why not. Engines of one backend that say different things are
-    named."""
+    """One row for each promise of the engine protocol, with a column for each backend.
+
+    A cell says whether the backend keeps the promise, and how or why not. If the engines of a
+    backend differ in that, the cell names them.
+    """
+    # The engines by promise, backend and what the engines say of the promise.
     sayings: dict[str, dict[str, dict[str, list[str]]]] = {}
     backends: list[str] = []
     for engine in engines:
@@ -245,73 +255,105 @@ def promise_table(engines: Sequence[EngineReport]) -> list[Row]:
         if backend not in backends:
             backends.append(backend)
         for promise in engine.description.guarantees:
-            said = f"{'yes' if promise.is_kept else 'no'}: {promise.note}".removesuffix(": ")
+            words = f"{'yes' if promise.is_kept else 'no'}: {promise.note}".removesuffix(": ")
             of_backend = sayings.setdefault(promise.name, {}).setdefault(backend, {})
-            of_backend.setdefault(said, []).append(engine.name)
+            of_backend.setdefault(words, []).append(engine.name)
     order = {name: number for number, name in enumerate(PROMISES)}
     return [
         {
             "Promise": PROMISES.get(name, name),
-            **{backend: _said_by(sayings[name].get(backend, {})) for backend in backends},
+            **{backend: _cell_of(sayings[name].get(backend, {})) for backend in backends},
         }
         for name in sorted(sayings, key=lambda name: order.get(name, len(order)))
     ]
 
 
-def _said_by(sayings: Mapping[str, Sequence[str]]) -> str | None:
+def _cell_of(sayings: Mapping[str, Sequence[str]]) -> str | None:
+    """What the engines of a backend say of a promise. `sayings` has the engines by their words."""
     if len(sayings) < 2:
         return next(iter(sayings), None)
-    return "; ".join(f"{', '.join(engines)}: {said}" for said, engines in sayings.items())
+    return "; ".join(f"{', '.join(engines)}: {words}" for words, engines in sayings.items())
 
 
 def in_use_share(pools: Sequence[BlockStats]) -> float | None:
-    """Blocks that a sequence or a lease holds, of all pools together; None without a pool."""
+    """The share of blocks that a sequence or a lease holds, of all pools together; None without a
+    pool."""
     total = sum(blocks.total for blocks in pools)
     return sum(blocks.active + blocks.leased for blocks in pools) / total if total else None
 
 
 def foreign_share(engines: Sequence[Stats]) -> float:
-    """What other clients of the engines' servers use of all pools together."""
+    """The share of blocks that other clients of the engines' servers use, of all pools together."""
     total = sum(stats.blocks.total for stats in engines)
     return sum(stats.blocks.foreign for stats in engines) / max(total, 1)
 
 
 def draw_load(points: Sequence[LoadPoint], history: FleetHistory) -> None:
-    """Memory and queue over time, as this gateway has seen them since its start."""
-    shares = {"Leased": "leased", "Active": "active"}
-    waits = {"At engines": "waiting", "At this gateway": "queued"}
-    most = max((point.in_use or 0.0 for point in points), default=0.0)
-    longest = max((point.waiting + point.queued for point in points), default=0)
+    """Draw memory and queue over time, as this gateway has seen them since its start."""
+    most_in_use = max((point.in_use or 0.0 for point in points), default=0.0)
+    most_waiting = max((point.waiting + point.queued for point in points), default=0)
+    memory = _LoadChart(
+        "KV memory in use over time",
+        "kv_over_time",
+        {"Leased": "leased", "Active": "active"},
+        "% of blocks",
+        formats.percent(most_in_use),
+    )
+    queue = _LoadChart(
+        "Waiting over time",
+        "queue_over_time",
+        {"At engines": "waiting", "At this gateway": "queued"},
+        "Requests",
+        f"{most_waiting:,}",
+    )
     starts = (point.start_ms for point in points if point.in_use is not None or point.queued)
     least_ms = LEAST_POINTS * max((point.width_ms for point in points), default=0)
     first = charts.first_shown(starts, history.since_ms, history.until_ms, least_ms)
     x = charts.moment(first, history.until_ms)
     left, right = st.columns(2, gap="large")
-    for place, heading, key, classes, title, alt_text in (
-        (left, "KV memory in use", "kv_over_time", shares, "% of blocks", formats.percent(most)),
-        (right, "Waiting", "queue_over_time", waits, "Requests", f"{longest:,}"),
-    ):
-        with place:
-            parts.heading(f"{heading} over time", key)
-            rows = load_rows(points, classes, history.until_ms)
-            if not any(row["top"] for row in rows):
-                was_seen = any(point.in_use is not None for point in points)
-                unknown = "No engine was seen in this range: a gateway keeps this while it runs."
-                parts.empty("Nothing in this range." if was_seen else unknown)
-                continue
-            colours = {name: charts.LOAD[viewer.theme()][name] for name in classes}
-            height = charts.CHART_HEIGHT
-            drawn = charts.bars_over_time(rows, colours, title=title, x=x, height=height)
-            parts.chart(drawn, key, f"{heading} over time: at most {alt_text}.")
+    with left:
+        _draw_load_chart(memory, points, x, history.until_ms)
+    with right:
+        _draw_load_chart(queue, points, x, history.until_ms)
+
+
+class _LoadChart(NamedTuple):
+    """One of the charts of load."""
+
+    heading: str
+    # The number that the gateway defines, which is also the chart's key.
+    number: str
+    # The classes that the chart stacks, with the fields of `load_rows`.
+    classes: dict[str, str]
+    # The title of the vertical axis.
+    title: str
+    # The largest amount in the range, in words.
+    most: str
+
+
+def _draw_load_chart(
+    chart: _LoadChart, points: Sequence[LoadPoint], x: alt.X, until_ms: int
+) -> None:
+    parts.heading(chart.heading, chart.number)
+    rows = load_rows(points, chart.classes, until_ms)
+    if not any(row["top"] for row in rows):
+        was_seen = any(point.in_use is not None for point in points)
+        unknown = "No engine was seen in this range. A gateway knows this only while it runs."
+        parts.empty("Nothing in this range." if was_seen else unknown)
+        return
+    colours = {name: charts.LOAD[viewer.theme()][name] for name in chart.classes}
+    height = charts.CHART_HEIGHT
+    drawn = charts.bars_over_time(rows, colours, title=chart.title, x=x, height=height)
+    parts.chart(drawn, chart.number, f"{chart.heading}: at most {chart.most}.")
 
 
 LEAST_POINTS = 10
-"""So many intervals the charts of load span at least."""
+"""The fewest intervals that the charts of load span."""
 
 
 def load_rows(points: Sequence[LoadPoint], classes: dict[str, str], until_ms: int) -> list[Row]:
-    """One row for each interval and class, stacked. Shares are in percent. The interval that goes
-    on ends with the range, at `until_ms`."""
+    """One row for each interval and class, stacked. Shares are in percent. An interval that goes on
+    beyond the range ends with it, at `until_ms`."""
     rows: list[Row] = []
     for point in points:
         start = formats.moment(point.start_ms)
@@ -330,7 +372,7 @@ def load_rows(points: Sequence[LoadPoint], classes: dict[str, str], until_ms: in
 
 
 def draw_attribution(history: FleetHistory) -> None:
-    """Shares of the prompts of all turns, or of a fixed sample, of all engines and of each."""
+    """Draw at which stage hits were lost, for all engines together and for each engine."""
     parts.heading("Where hits are lost", "attribution")
     attributions = history.attribution
     if not attributions:

@@ -18,13 +18,13 @@ MIN_TURNS = 5
 TOO_FEW = f"no length has {MIN_TURNS} of each"
 NO_TURNS = Percentiles(requests=0, p50=None, p95=None, p99=None)
 MAX_DOTS = 600
-"""Dots of one chart: a browser takes a second to draw a few thousand."""
+"""The most dots of one chart. A browser takes a second to draw a few thousand."""
 
 
 class View(NamedTuple):
-    """What the page shows. Its figures are of one model, wherever several answered."""
+    """What the page shows. If several models answered, all figures are of one of them."""
 
-    # The model of all figures; None where no request was answered.
+    # The model of all figures; None: all models, of which at most one answered.
     model: str | None
     # How many models answered in the range.
     num_models: int
@@ -46,13 +46,13 @@ class Comparison(NamedTuple):
         return self.misses.p50 / self.hits.p50 if self.hits.p50 and self.misses.p50 else None
 
 
-def read(client: AdminClient, chosen: Selection) -> View:
-    params = chosen.params()
+def read(client: AdminClient, selection: Selection) -> View:
+    params = selection.params()
     latency = client.get("/admin/v1/latency", Latency, params)
     num_models = len({cell.model for cell in latency.cells})
-    model = chosen.model
+    model = selection.model
     if num_models > 1:
-        # Nothing on this page compares one model's reads with another's misses.
+        # No figure of this page compares reads of one model with misses of another.
         model = model_to_show(latency)
         params = {**params, "model": model}
         latency = client.get("/admin/v1/latency", Latency, params)
@@ -61,7 +61,7 @@ def read(client: AdminClient, chosen: Selection) -> View:
 
 
 def model_to_show(latency: Latency) -> str:
-    """The model that has a comparison; without one, the model with the most requests."""
+    """The model of the best comparison. Without a comparison, the model with the most requests."""
     comparison = compared(latency)
     if comparison is not None:
         return comparison.model
@@ -71,13 +71,13 @@ def model_to_show(latency: Latency) -> str:
     return max(requests, key=lambda name: (requests[name], name))
 
 
-def draw(view: View, chosen: Selection) -> None:
+def draw(view: View, selection: Selection) -> None:
     draw_cards(view)
     if view.num_models > 1:
         # A model's name is text from outside.
         st.text(
-            f"{view.model}, one of {view.num_models} models that answered. No figure here is of"
-            " several: choose another model above."
+            f"All figures here are of {view.model}, one of {view.num_models} models that answered."
+            " Choose another model above."
         )
     if not view.samples.samples:
         parts.empty(
@@ -118,8 +118,8 @@ def draw_percentiles(latency: Latency, span: tuple[int, int]) -> None:
 
 
 def shown_span(view: View) -> tuple[int, int]:
-    """The time that both charts show, in milliseconds: the range. Where most of the range lies
-    before the first answer, it begins there (`charts.first_shown`)."""
+    """The time that both charts show, in milliseconds: the range. If most of the range lies before
+    the first answer, the charts begin at that answer (`charts.first_shown`)."""
     since_ms = view.samples.since_ms
     until_ms = view.samples.until_ms
     starts = [
@@ -141,8 +141,8 @@ def draw_cards(view: View) -> None:
         )
     elif view.latency.mixed:
         parts.hero(
-            "**No comparison**: engines of several kinds answered, and those with a read may not be"
-            " those without. Choose an engine above."
+            "**No comparison**: engines of several kinds answered. Requests with a read and"
+            " requests without one may be of different engines. Choose an engine above."
         )
     else:
         parts.hero(
@@ -165,8 +165,8 @@ def draw_cards(view: View) -> None:
 def first_token_cards(
     comparison: Comparison | None, note: Callable[[Percentiles], str], none: str | None = None
 ) -> None:
-    """Two cards: the medians with and without a read. Under each stands what `note` says of its
-    percentiles; without a comparison it is `none`."""
+    """Draw two cards: the medians with and without a read. Each card has the words that `note` has
+    for its percentiles, or `none` without a comparison."""
     hits = comparison.hits if comparison else None
     misses = comparison.misses if comparison else None
     for label, side in (
@@ -182,11 +182,12 @@ def first_token_cards(
 
 
 def compared(latency: Latency) -> Comparison | None:
-    """Compare hits with misses of one model and prompt length: of those, the one where the rarer
-    side has the most turns. None where that side has fewer than `MIN_TURNS`.
+    """The best comparison of hits with misses of one model and prompt length.
 
-    Medians over all lengths would compare long prompts, which are cached, with short ones, which
-    are not. Medians over several models, or over engines of several kinds, would compare those.
+    The best one is that whose rarer side has the most turns. It is None if that side has fewer than
+    `MIN_TURNS`. Medians over all lengths would compare long prompts, which are cached, with short
+    prompts, which are not. Medians over several models, or over engines of several kinds, would
+    compare the models or the engines.
     """
     comparisons = [
         comparison
@@ -200,13 +201,13 @@ def compared(latency: Latency) -> Comparison | None:
 
 
 def _rarer_turns(comparison: Comparison) -> int:
-    """The turns of the side that has fewer."""
+    """How many turns the side with fewer turns has."""
     return min(comparison.hits.requests, comparison.misses.requests)
 
 
 def comparisons_of(latency: Latency) -> dict[tuple[str, int], Comparison]:
-    """Hits and misses side by side, by model and by the tokens that the prompt length is above. A
-    side without a turn has no requests and no percentiles."""
+    """Hits and misses side by side, by model and prompt length. A length's key is the number of
+    tokens that it is above. A side without a turn has no requests and no percentiles."""
     comparisons: dict[tuple[str, int], Comparison] = {}
     for cell in latency.cells:
         key = (cell.model, cell.above_tokens)
@@ -221,7 +222,7 @@ def comparisons_of(latency: Latency) -> dict[tuple[str, int], Comparison]:
 
 
 def why_none(latency: Latency) -> str:
-    """In a few words, why there is no comparison."""
+    """Why there is no comparison, in a few words."""
     if any(cell.model in latency.mixed for cell in latency.cells):
         return "engines of several kinds"
     return TOO_FEW if latency.cells else "no answer yet"
@@ -234,8 +235,8 @@ def _length(cell: LatencyCell) -> str:
 
 
 def draw_scatter(view: View) -> None:
-    """Time to first token against prompt length. Both axes are logarithmic, since both span
-    decades. At most `MAX_DOTS` of the sampled turns are drawn, the same ones each time."""
+    """Draw the time to first token against the prompt length. Both axes are logarithmic, because
+    both span powers of ten. At most `MAX_DOTS` of the sampled turns are drawn, always the same."""
     samples = sorted(view.samples.samples, key=lambda sample: sample.order)[:MAX_DOTS]
     rows: list[Row] = [
         {
@@ -272,7 +273,7 @@ def draw_scatter(view: View) -> None:
 
 
 def _point(start_ms: int, kind: str, p50: float | None, p95: float | None) -> list[Row]:
-    """The rows of one point of the chart: one for each percentile that is known."""
+    """The rows of one point of the chart: a row for each percentile that is known."""
     start = formats.moment(start_ms)
     return [
         {"start": start, "kind": kind, "percentile": name, "value": value}
@@ -304,18 +305,20 @@ def draw_overhead(samples: LatencySamples, span: tuple[int, int]) -> None:
 def lines_over_time(
     rows: Rows, colours: Palette, title: str, span: tuple[int, int], *, is_log: bool
 ) -> Any:
-    """Lines by kind (colour) and percentile (dash). A dot marks each point, since a line of one
-    point can't be seen. The dots are a layer of their own: with the lines' own points the legend
-    would show no dashes."""
+    """A line for each kind (its colour) and percentile (its dashes).
+
+    A dot marks each point, because a line of one point can't be seen. The dots are a layer of their
+    own: if the lines had points, the legend would show no dashes.
+    """
     y = alt.Y("value:Q", title=title, scale=charts.ZERO, axis=charts.amounts())
     if is_log:
         y = charts.decades(alt.Y, "value:Q", title)
-    only = next(iter(colours.values()))
-    is_one = len(colours) == 1
+    first_colour = next(iter(colours.values()))
+    is_single = len(colours) == 1
     drawn = alt.Chart(charts.frame(rows)).encode(
         x=charts.moment(*span, has_ends=False),
         y=y,
-        color=alt.value(only) if is_one else charts.colour("kind:N", colours, 1),
+        color=alt.value(first_colour) if is_single else charts.colour("kind:N", colours, 1),
         tooltip=[
             charts.FROM,
             *charts.tips("percentile:N=Percentile", f"value:Q={title}|.2~r"),
@@ -328,7 +331,7 @@ def lines_over_time(
             title=None,
             orient="top",
             symbolType="stroke",
-            symbolStrokeColor=only if is_one else "#7c8896",
+            symbolStrokeColor=first_colour if is_single else "#7c8896",
             symbolSize=300,
         ),
     )
@@ -365,7 +368,7 @@ def _side_columns(name: str, side: Percentiles) -> Row:
 
 
 def _four_digits(value: float | None) -> float | None:
-    """Round to four digits. A percentile is known to within 1 %, so a fifth would say nothing."""
+    """Round to four digits. A percentile is known to within 1 %, so a fifth digit says nothing."""
     return None if value is None else float(f"{value:.4g}")
 
 

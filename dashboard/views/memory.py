@@ -26,7 +26,7 @@ from gateway.structs.conditions import Condition
 from gateway.structs.fleet import EngineMemory, Held
 
 REFRESH_SECONDS = 5
-# What holds blocks, in words, and the field of a map's cell and of a pool's counts.
+# What holds blocks, in words, with the field for it in a map's cell and in a pool's counts.
 CELLS = {
     "Active": "active",
     "Leased": "leased",
@@ -34,7 +34,7 @@ CELLS = {
     "Without an entry": "cached",
     "Free": "free",
 }
-# The same for the fields of a holding.
+# What holds blocks, in words, with the field for it in a holding.
 HELD = {
     "Active": "active",
     "Leased": "leased",
@@ -66,16 +66,16 @@ class View(NamedTuple):
     words: Mapping[str, str]
 
 
-def read(client: AdminClient, chosen: Selection) -> View:
-    params = {"engine": chosen.engine}
+def read(client: AdminClient, selection: Selection) -> View:
+    params = {"engine": selection.engine}
     engines = client.get("/admin/v1/engines/memory", list[EngineMemory], params)
     held = list(chain.from_iterable(engine.held for engine in engines))
     held.sort(key=lambda share: blocks_of(share.holding), reverse=True)
     words = first_words(client, (share.look for share in held))
-    return View(engines, conditions.silent(client, chosen.engine), words)
+    return View(engines, conditions.silent(client, selection.engine), words)
 
 
-def draw(view: View, chosen: Selection) -> None:
+def draw(view: View, selection: Selection) -> None:
     engines = view.engines
     answering = [engine for engine in engines if engine.stats is not None]
     rows = silent_rows(view)
@@ -94,10 +94,10 @@ def draw(view: View, chosen: Selection) -> None:
         return
     draw_silent(rows)
     stats = [engine.stats for engine in answering if engine.stats is not None]
-    draw_sentence(answering, whose=" of the engines that answer" if rows else "")
+    draw_sentence(answering, owner=" of the engines that answer" if rows else "")
     draw_pools(answering)
     draw_holders(answering, view.words)
-    # One engine in full at a time, so that the page stays short.
+    # Only one engine is shown in full at a time, so that the page stays short.
     detailed = answering[0]
     if len(answering) > 1:
         names = [engine.name for engine in answering]
@@ -137,7 +137,7 @@ def draw_map(engine: EngineMemory) -> None:
 def draw_details(
     answering: Sequence[EngineMemory], engine: EngineMemory, all_stats: list[Stats]
 ) -> None:
-    """What is shown behind a click: amounts, stores, and one engine in full."""
+    """Draw what stands behind a click: amounts, stores, and one engine in full."""
     draw_cards(answering, all_stats)
     stores = store_rows(answering)
     alt_text = ", ".join(f"{row['Engine']} {row['State']}" for row in stores)
@@ -188,8 +188,8 @@ def draw_silent(rows: Sequence[Row]) -> None:
 
 def pool_of(engine: EngineMemory) -> dict[str, int]:
     """The blocks of an engine's pool by what holds them, each block once. All bars, cards and
-    tables show these numbers. They are sums over the holdings where the engine has a map, and the
-    engine's own counts elsewhere."""
+    tables show these numbers. If the engine has a map, they are sums over its holdings. Else they
+    are the engine's own counts."""
     assert engine.stats is not None
     blocks = engine.stats.blocks
     if engine.memory is None or not engine.memory.cells:
@@ -202,7 +202,7 @@ def pool_of(engine: EngineMemory) -> dict[str, int]:
 
 
 def shares_of(engines: Sequence[EngineMemory]) -> dict[str, str]:
-    """In words, the share of all pools together that each kind of holder has. `In use` is what
+    """The share of all pools together that each kind of holder has, in words. `In use` is what
     running sequences and leases hold."""
     pools = [pool_of(engine) for engine in engines]
     total = max(sum(engine.stats.blocks.total for engine in engines if engine.stats), 1)
@@ -211,10 +211,10 @@ def shares_of(engines: Sequence[EngineMemory]) -> dict[str, str]:
     return {name: formats.percent(count / total) for name, count in counts.items()}
 
 
-def draw_sentence(engines: Sequence[EngineMemory], whose: str) -> None:
+def draw_sentence(engines: Sequence[EngineMemory], owner: str) -> None:
     share = shares_of(engines)
     parts.hero(
-        f"**{share['In use']}** of the KV memory{whose} is in use, **{share['Leased']}** is"
+        f"**{share['In use']}** of the KV memory{owner} is in use, **{share['Leased']}** is"
         f" promised to leases. {share['Best effort']} is best effort, and"
         f" {share['Without an entry']} is content without an entry: both make way for what needs"
         f" the room. {share['Free']} is free."
@@ -250,8 +250,8 @@ def draw_cards(engines: Sequence[EngineMemory], all_stats: list[Stats]) -> None:
 
 
 def unused_share(engines: Sequence[EngineMemory]) -> float | None:
-    """The share of the token slots in referenced blocks that hold no token; None where no engine
-    tells."""
+    """The share of the token slots in referenced blocks that hold no token; None if no engine tells
+    it."""
     slots = 0
     unused = 0
     for engine in engines:
@@ -263,7 +263,7 @@ def unused_share(engines: Sequence[EngineMemory]) -> float | None:
 
 
 def draw_holders(engines: Sequence[EngineMemory], words: Mapping[str, str]) -> None:
-    """Who fills the memory: all blocks of all pools, each once, so that the shares add up."""
+    """Draw who fills the memory. Each block of each pool counts once, so the shares add up."""
     parts.heading("Who fills it", "holders")
     by = st.segmented_control("By", BY, default=BY[0], key="memory_by", required=True)
     rows = holder_table(engines, by, words)
@@ -276,9 +276,9 @@ def draw_holders(engines: Sequence[EngineMemory], words: Mapping[str, str]) -> N
         parts.empty("Nobody holds a block.")
     if by != BY[0]:
         st.caption(
-            "A key is that of the newest request that wrote just this prefix. It is empty for what"
-            " no request of the ledger ended with, and for content without an entry, which has no"
-            " prefix."
+            "The key is that of the newest request that wrote exactly this prefix. It is empty if"
+            " no request of the ledger ended with the prefix. It is also empty for content without"
+            " an entry, which has no prefix."
         )
     unmapped = [engine for engine in engines if not has_map(engine)]
     if not unmapped:
@@ -286,8 +286,8 @@ def draw_holders(engines: Sequence[EngineMemory], words: Mapping[str, str]) -> N
     rows = held_rows(unmapped, by, words)
     names = ", ".join(engine.name for engine in unmapped)
     st.text(
-        f"{names}: of its blocks only the number is known, and not whose they are. What its"
-        " prefixes stand on, by their numbers of tokens, is told apart below."
+        f"{names}: only the number of blocks is known, not whose they are. The table below shows"
+        " what each prefix takes, by its number of tokens."
     )
     if rows:
         parts.table(rows, "told", f"Prefixes of {names}: {len(rows)} rows.")
@@ -301,8 +301,8 @@ def has_map(engine: EngineMemory) -> bool:
 def holder_table(
     engines: Sequence[EngineMemory], by: str, words: Mapping[str, str] = NO_WORDS
 ) -> list[Row]:
-    """The holders with the most blocks first, then blocks that are not told apart, then free ones.
-    Shares are of all pools together and add up to one."""
+    """The holders, those with the most blocks first. Then come blocks whose holders are not known,
+    and free blocks. Shares are of all pools together, and add up to 1."""
     answering = [engine for engine in engines if engine.stats is not None]
     total = sum(engine.stats.blocks.total for engine in answering if engine.stats) or 1
     rows = held_rows([engine for engine in answering if has_map(engine)], by, words)
@@ -317,9 +317,10 @@ def holder_table(
             continue
         counts = {name: pool.get(name, 0) for name in HELD}
         blocks = sum(counts.values())
-        whose = {"Workspace": f"{engine.name}, not told apart", "Blocks": blocks}
+        total_columns = {"Workspace": f"{engine.name}, not told apart", "Blocks": blocks}
         if blocks:
-            rows.append({**blank, **whose, **counts, "MiB": mib_of(engine, blocks) or None})
+            mib = mib_of(engine, blocks) or None
+            rows.append({**blank, **total_columns, **counts, "MiB": mib})
     if rows:
         # Free blocks have no holder, so the columns of `HELD` stay empty.
         rows.append(
@@ -330,7 +331,7 @@ def holder_table(
 
 
 def mib_of(engine: EngineMemory, blocks: int) -> float:
-    """The MiB of some blocks; 0 where the engine does not tell what a token takes."""
+    """The size of blocks in MiB; 0 if the engine does not tell what a token takes."""
     size = engine.memory.block_size if engine.memory else 0
     return blocks * size * engine.kv_bytes_per_token / 2**20
 
@@ -342,8 +343,8 @@ def blocks_of(holding: Holding) -> int:
 def held_rows(
     engines: Sequence[EngineMemory], by: str, words: Mapping[str, str] = NO_WORDS
 ) -> list[Row]:
-    """What holders of blocks hold on these engines, the most blocks first. Prefixes are called as
-    on the page Prefixes."""
+    """What each holder of blocks holds on these engines, the most blocks first. Prefixes have the
+    same labels as on the page Prefixes."""
     rows: dict[tuple[str | None, ...], dict[str, Any]] = {}
     for engine in engines:
         for held in engine.held:
@@ -363,7 +364,8 @@ def held_rows(
 
 
 def _holder_of(held: Held, by: str, words: Mapping[str, str]) -> dict[str, str | None]:
-    """The columns that name a holder of blocks, as finely as `by` says."""
+    """The columns that name a holder of blocks. `by` is one of `BY`: how finely holders are told
+    apart."""
     holder = {"Workspace": held.workspace}
     if by != "Workspace":
         holder["Key"] = held.key or held.key_id
@@ -376,7 +378,7 @@ def _holder_of(held: Held, by: str, words: Mapping[str, str]) -> dict[str, str |
 
 
 def draw_pools(engines: Sequence[EngineMemory]) -> None:
-    """One bar for each engine: what holds its blocks, as shares of its pool."""
+    """Draw one bar for each engine: what holds its blocks, as shares of its pool."""
     parts.heading("Pools", "pool_in_use")
     pools = {engine.name: pool_of(engine) for engine in engines}
     rows: list[Row] = [
@@ -418,7 +420,7 @@ def draw_pools(engines: Sequence[EngineMemory]) -> None:
 
 
 def store_rows(engines: Sequence[EngineMemory]) -> list[Row]:
-    """The store on disk of each engine that has one, or should."""
+    """A row for the store on disk of each engine that has one, or should have one."""
     return [
         _store_row(engine.name, engine.stats.store)
         for engine in engines
@@ -447,8 +449,8 @@ def _store_row(engine: str, store: StoreStats) -> Row:
 
 
 def block_map(memory: Memory, colours: charts.Palette) -> Any:
-    """A square for each cell, in the order of the blocks, in the colour of what holds most of
-    it."""
+    """A square for each cell, in the order of the blocks. Its colour is that of what holds most of
+    the cell's blocks."""
     size = memory.blocks_per_cell
     step = CELLS_A_ROW * size
     rows = [_cell_row(number, cell, size) for number, cell in enumerate(memory.cells)]
@@ -457,17 +459,17 @@ def block_map(memory: Memory, colours: charts.Palette) -> Any:
     title = f"Cells of {formats.counted(size, 'block')} each, {CELLS_A_ROW} a row"
     labels = f"datum.value % {step * 8} == 0 ? format(datum.value, ',') : ''"
     bare: dict[str, Any] = {"ticks": False, "domain": False}
-    apart = alt.Scale(paddingInner=0.12)
+    scale = alt.Scale(paddingInner=0.12)
     return (
         alt.Chart(charts.frame(rows))
         .mark_rect(strokeWidth=0)
         .encode(
-            x=alt.X("x:O", title=title, axis=alt.Axis(labels=False, **bare), scale=apart),
+            x=alt.X("x:O", title=title, axis=alt.Axis(labels=False, **bare), scale=scale),
             y=alt.Y(
                 "y:O",
                 title="First block of the row",
                 axis=alt.Axis(labelExpr=labels, labelOverlap=False, **bare),
-                scale=apart,
+                scale=scale,
             ),
             color=charts.colour("state:N", colours, 3, sort=None),
             tooltip=charts.tips("blocks:N=Blocks", "what:N=Holds", "shared:Q=Shared"),
@@ -477,12 +479,13 @@ def block_map(memory: Memory, colours: charts.Palette) -> Any:
 
 
 def _cell_row(number: int, cell: BlockCell, size: int) -> Row:
-    """Where the cell of that number stands, and what holds its `size` blocks."""
+    """The place of a cell in the map, and what holds its `size` blocks. `number` counts cells from
+    0."""
     counts = {name: getattr(cell, key) for name, key in CELLS.items()}
     num_blocks = sum(counts.values())
     first = number * size
     state = max(counts, key=lambda name: counts[name])
-    # Blocks in use with more than one holder stand out.
+    # Blocks that are in use and have more than one holder stand out.
     if state in ("Active", "Leased") and cell.shared * 2 > num_blocks:
         state = "Shared"
     return {
@@ -502,8 +505,8 @@ def pool_table(engine: EngineMemory, memory: Memory) -> list[Row]:
     width = engine.kv_bytes_per_token
     device = engine.stats.blocks
     # Shared and foreign blocks are among the others.
-    among = {"of them shared": device.shared, "of them foreign": device.foreign}
-    tiers = [("Device", pool_of(engine) | among)]
+    subsets = {"of them shared": device.shared, "of them foreign": device.foreign}
+    tiers = [("Device", pool_of(engine) | subsets)]
     if memory.host is not None:
         lower = ("Best effort", "Without an entry", "Free")
         tiers.append(("Host", {name: getattr(memory.host, CELLS[name]) for name in lower}))
@@ -523,7 +526,7 @@ def pool_table(engine: EngineMemory, memory: Memory) -> list[Row]:
 
 
 def draw_endings(name: str, counters: Counters) -> None:
-    """How entries ended."""
+    """Draw how entries ended."""
     counts = {
         "TTL over: the promise was kept": counters.leases_expired,
         "Evicted for room": counters.evicted_entries,
@@ -549,8 +552,8 @@ def draw_endings(name: str, counters: Counters) -> None:
 
 
 def draw_rests(name: str, lifetimes: Lifetimes) -> None:
-    """Two histograms side by side: the time between two uses of an entry, and the time since its
-    last use when it was evicted."""
+    """Draw two histograms side by side: the time between two uses of an entry, and the time between
+    an entry's last use and its eviction."""
     reuses = lifetimes.reuse_gaps
     evictions = lifetimes.idle_before_eviction
     labels = [formats.rounded(edge) for edge in reuses.edges_seconds]

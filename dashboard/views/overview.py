@@ -1,7 +1,8 @@
 """The Overview: is the cache working, and what is it saving?
 
-Under its headline cards stands the advice of the last seven days. The gateway may take seconds to
-compute it, so a thread asks for it. The page shows what has come and looks again every few seconds.
+The advice of the last seven days stands below the headline cards. The gateway may take seconds to
+compute it, so a thread asks for it. The page shows the advice that has come, and looks again every
+few seconds.
 """
 
 import time
@@ -45,9 +46,10 @@ TOKEN_CLASSES = {
     "Reused automatically": "automatic_input_tokens",
     "Computed, not written": "computed_input_tokens",
 }
-"""The classes of prompt tokens, as they are stacked from the bottom, and the fields of their
-sums."""
-# A period is compared with only if it has so many requests, and this share of this one's.
+"""The classes of prompt tokens, in the order in which they are stacked from the bottom, with the
+fields of their sums."""
+# The least requests of a period that the page compares this one with: a number, and a share of this
+# period's requests.
 MIN_COMPARED = 20
 MIN_COMPARED_SHARE = 0.1
 KEPT_PATH = "/admin/v1/leases/kept"
@@ -58,7 +60,7 @@ _LOOK_SECONDS = 3
 _NUM_THREADS = 4
 _WEEK = "week"
 NUM_CHANGES = 3
-"""So many changes are shown at once. The others are folded."""
+"""How many changes are shown at once. The others are behind a click."""
 _LINKED = {"advice": "Advice", "savings": "Savings"}
 
 
@@ -69,54 +71,64 @@ class View(NamedTuple):
     savings: Savings
     latency: Latency
     refused: RefusalCounts
-    # These two are None for a viewer who may not see them.
+    # The last two are None for a viewer who may not see them.
     engines: list[EngineReport] | None
     kept: LeasesKept | None
 
 
-def read(client: AdminClient, chosen: Selection) -> View:
-    params = chosen.params()
-    query = {**chosen.params("engine", "model"), "limit": 1}
+def read(client: AdminClient, selection: Selection) -> View:
+    params = selection.params()
+    query = {**selection.params("engine", "model"), "limit": 1}
     return View(
         client.get("/admin/v1/usage", Usage, params),
         client.get("/admin/v1/savings", Savings, params),
         client.get("/admin/v1/latency", Latency, params),
         client.get("/admin/v1/refusals/counts", RefusalCounts, query),
         client.get("/admin/v1/engines", list[EngineReport]) if viewer.is_admin() else None,
-        client.get(KEPT_PATH, LeasesKept, chosen.params("workspace", "model"))
+        client.get(KEPT_PATH, LeasesKept, selection.params("workspace", "model"))
         if viewer.is_admin()
         else None,
     )
 
 
-def draw(view: View, chosen: Selection) -> None:
+def draw(view: View, selection: Selection) -> None:
     read_tokens = view.usage.totals.cache_read_tokens
-    time = parts.time_spared(view.savings)
+    prefill_time = parts.time_spared(view.savings)
     if not view.usage.totals.requests:
-        parts.hero(f"**Nothing was asked** in {chosen.words}.")
+        parts.hero(f"**Nothing was asked** in {selection.words}.")
     elif not read_tokens:
-        parts.hero(f"**Nothing was read from the cache** in {chosen.words}.")
+        parts.hero(f"**Nothing was read from the cache** in {selection.words}.")
     else:
-        spared = "" if time is None else f", which spared {time}"
+        effect = "" if prefill_time is None else f", which spared {prefill_time}"
         parts.hero(
             f"**{formats.in_words(read_tokens).capitalize()} tokens were read, not computed** in"
-            f" {chosen.words}{spared}."
+            f" {selection.words}{effect}."
         )
     draw_cards(view)
     st.fragment(refresh_week, run_every=_LOOK_SECONDS, key="week")()
     draw_tokens(view.usage)
+    draw_more_cards(view)
+    left, right = st.columns(2, gap="large")
+    with left:
+        draw_reasons(view.usage)
+    with right:
+        draw_engines(view.engines)
+
+
+def draw_more_cards(view: View) -> None:
+    """Draw the cards below the chart: requests, latency, the pools and two more hit rates."""
     usage = view.usage
     comparison = compared(view.latency)
     refused = view.refused.requests
     with st.grid(3, min_column_width=190):
         note = f"{usage.totals.errors:,} failed" + (f", {refused:,} refused" if refused else "")
         parts.card("requests", formats.compact(usage.totals.requests), delta=note)
-        none = why_none(view.latency)
-        length = none
+        why = why_none(view.latency)
+        length = why
         if comparison is not None:
             model = parts.plain(comparison.model)
             length = f"{comparison.length} tokens" + (f", {model}" if model else "")
-        first_token_cards(comparison, lambda _: length, none)
+        first_token_cards(comparison, lambda _: length, why)
         if view.engines is not None:
             stats = [engine.stats for engine in view.engines if engine.stats is not None]
             silent = len(view.engines) - len(stats)
@@ -125,32 +137,29 @@ def draw(view: View, chosen: Selection) -> None:
             parts.card("pool_in_use", in_use, delta=unknown)
         draw_rate(usage, "cacheable_hit_rate")
         draw_rate(usage, "request_hit_rate")
-    left, right = st.columns(2, gap="large")
-    with left:
-        draw_reasons(view.usage)
-    with right:
-        draw_engines(view.engines)
 
 
 def draw_cards(view: View) -> None:
-    """One row that answers the page's question: reuse, GPU time, the promise kept, money."""
+    """Draw the row of cards that answers the page's question: reuse, prefill time, leases kept and
+    money."""
     usage = view.usage
     series = view.usage.series
-    # All lines are over the intervals that had traffic: a pause is no rate of zero.
-    complete = [
+    # All lines are over the intervals that had traffic: without traffic no rate is 0.
+    whole_buckets = [
         bucket for bucket in series if bucket.totals.prompt_tokens and not bucket.is_partial
     ]
     saved = usage.saved_nano if usage.totals.is_priced else None
     before = usage.saved_nano_before if usage.before.is_priced else None
     with st.grid(4, min_column_width=190):
         rates = [
-            bucket.totals.cache_read_tokens / bucket.totals.prompt_tokens for bucket in complete
+            bucket.totals.cache_read_tokens / bucket.totals.prompt_tokens
+            for bucket in whole_buckets
         ]
         draw_rate(usage, "token_hit_rate", trend=rates)
         parts.card(
             "prefill_seconds_avoided",
             formats.seconds(view.savings.prefill_seconds_avoided),
-            trend=[bucket.totals.cache_read_tokens for bucket in complete],
+            trend=[bucket.totals.cache_read_tokens for bucket in whole_buckets],
             chart="bar",
             delta=parts.tokens_spared(view.savings),
         )
@@ -159,7 +168,8 @@ def draw_cards(view: View) -> None:
             "saved_nano",
             saved,
             trend=[
-                nano / formats.NANO for nano in accumulate(bucket.saved_nano for bucket in complete)
+                nano / formats.NANO
+                for nano in accumulate(bucket.saved_nano for bucket in whole_buckets)
             ],
             delta=formats.change(saved, before, is_comparable=is_comparable(usage)),
             is_good=_is_good(saved, before) if is_comparable(usage) else None,
@@ -168,8 +178,9 @@ def draw_cards(view: View) -> None:
 
 
 def is_comparable(usage: Usage) -> bool:
-    """Whether the period before can be compared with. Every comparison on the page goes by this
-    rule: with fewer requests a difference tells when the traffic began, not how the cache does."""
+    """Whether the period before has enough requests to be compared with. All comparisons of the
+    page follow this rule. With fewer requests, a difference shows when the traffic began, not how
+    well the cache works."""
     least = max(MIN_COMPARED, MIN_COMPARED_SHARE * usage.totals.requests)
     return usage.before.requests >= least
 
@@ -193,7 +204,8 @@ def _is_good(now: float | None, before: float | None) -> bool | None:
 
 
 def draw_kept(kept: LeasesKept | None) -> None:
-    """The share of leases that lived to their end. It is shown as good only where all is known."""
+    """Draw the share of leases that lived to their end. It is shown as good only if the fate of all
+    leases is known."""
     if kept is None:
         parts.card("leases_kept", formats.NO_VALUE, delta="an admin key shows it")
         return
@@ -225,7 +237,8 @@ def kept_in_words(kept: LeasesKept) -> str:
 
 
 def intervals(usage: Usage) -> list[tuple[Bucket, Row]]:
-    """The intervals, each with the common part of its charts' rows: where it lies in the range."""
+    """The intervals, each with the columns that its rows have in all charts: where it lies in the
+    range."""
     rows: list[tuple[Bucket, Row]] = []
     for bucket in usage.series:
         since_ms = max(bucket.start_ms, usage.since_ms)
@@ -240,8 +253,8 @@ def intervals(usage: Usage) -> list[tuple[Bucket, Row]]:
 
 
 def time_axis(usage: Usage) -> alt.X:
-    """The axis of the range. Where most of the range lies before its first request, it begins
-    there."""
+    """The time axis of the range. If most of the range lies before its first request, the axis
+    begins at that request."""
     starts = (bucket.start_ms for bucket in usage.series if bucket.totals.requests)
     return moment(first_shown(starts, usage.since_ms, usage.until_ms), usage.until_ms)
 
@@ -287,33 +300,23 @@ def draw_tokens(usage: Usage) -> None:
 
 
 def draw_reasons(usage: Usage) -> None:
-    """The miss reasons in plain words, the most frequent first, each with its share of the requests
-    that have a reason. With the last lines they add up to all requests without a read."""
+    """Draw the miss reasons in plain words, the most frequent first.
+
+    Each has its share of the requests that have a reason. Together with the last lines they add up
+    to all requests without a read.
+    """
     parts.heading("Why prompts missed")
+    draw_reason_notes(usage)
     reasons = usage.miss_reasons
     num_requests = usage.totals.requests
-    without = num_requests - usage.totals.requests_with_read
-    num_parts = sum(usage.part_reasons.values())
-    if num_parts:
-        more = formats.counted(num_parts, "request")
-        st.caption(f"Of requests that read nothing. {more} more read a part of what was marked.")
-    num_marks = sum(usage.mark_reasons.values())
-    if num_marks:
-        grew = usage.mark_reasons.get("grew", 0)
-        marks = formats.counted(num_marks, "marker")
-        st.caption(f"{marks} were not read in full, {grew:,} of them new behind what was read.")
-    num_mixed = sum(usage.mixed_reasons.values())
-    if num_mixed:
-        older = formats.counted(num_mixed, "older request")
-        st.caption(f"Of {older} it is not known whether they read nothing or a part.")
     if not reasons:
         message = "Nothing missed in this range." if num_requests else "No requests in this range."
         parts.empty(
             message, ":material/check_circle:" if num_requests else ":material/hourglass_empty:"
         )
         return
-    ordered = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
-    for reason, count in ordered[:NUM_REASONS]:
+    counts = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+    for reason, count in counts[:NUM_REASONS]:
         with st.container(horizontal=True, vertical_alignment="center"):
             st.page_link(
                 "views/requests.py",
@@ -323,14 +326,37 @@ def draw_reasons(usage: Usage) -> None:
             )
             share = formats.percent(count / sum(reasons.values()))
             st.text(f"{share} · {formats.counted(count, 'request')}")
-    num_others = sum(count for _, count in ordered[NUM_REASONS:])
+    num_others = sum(count for _, count in counts[NUM_REASONS:])
     if num_others:
         share = formats.percent(num_others / sum(reasons.values()))
         st.text(f"{share} · {formats.counted(num_others, 'request')} for other reasons")
-    num_unknown = without - sum(reasons.values()) - num_mixed
+    num_missed = num_requests - usage.totals.requests_with_read
+    num_mixed = sum(usage.mixed_reasons.values())
+    num_unknown = num_missed - sum(reasons.values()) - num_mixed
     if num_unknown > 0:
         more = formats.counted(num_unknown, "more request")
         st.caption(f"No reason is known of {more} without a read, such as those without an answer.")
+
+
+def draw_reason_notes(usage: Usage) -> None:
+    """Draw what the list of reasons does not count: reads in part, markers, and older requests."""
+    num_parts = sum(usage.part_reasons.values())
+    if num_parts:
+        requests = formats.counted(num_parts, "request")
+        st.caption(
+            f"Of requests that read nothing. {requests} more read a part of what was marked."
+        )
+    num_marks = sum(usage.mark_reasons.values())
+    if num_marks:
+        num_grown = usage.mark_reasons.get("grew", 0)
+        marks = formats.counted(num_marks, "marker")
+        st.caption(
+            f"{marks} were not read in full, {num_grown:,} of them new behind what was read."
+        )
+    num_mixed = sum(usage.mixed_reasons.values())
+    if num_mixed:
+        requests = formats.counted(num_mixed, "older request")
+        st.caption(f"Of {requests} it is not known whether they read nothing or a part.")
 
 
 def draw_engines(engines: list[EngineReport] | None) -> None:
@@ -349,33 +375,34 @@ class _Week:
     """The week's advice for one workspace, as one client asks for it."""
 
     client: AdminClient
-    # None is all.
+    # None: all workspaces.
     workspace: str | None
-    # The answer that is still to come, and the last one.
-    coming: Future[AdviceSummary] | None = None
+    # The answer that is still to come.
+    answer: Future[AdviceSummary] | None = None
+    # The last answer.
     summary: AdviceSummary | None = None
-    # Why the last request failed; None where it did not.
+    # Why the last request failed; None: it did not fail.
     problem: str | None = None
-    # When to ask again, in seconds.
+    # When to ask again, in seconds of the monotonic clock.
     due: float = 0.0
 
     def look(self, now: float) -> None:
-        """Take what has come, and ask again when it is time. `now` is in seconds."""
-        if self.coming is not None and self.coming.done():
+        """Take an answer that has come, and ask again when it is time. `now` is in seconds."""
+        if self.answer is not None and self.answer.done():
             try:
-                self.summary = self.coming.result()
+                self.summary = self.answer.result()
                 self.problem = None
                 self.due = now + ASK_AGAIN_SECONDS
             except ClientError as error:
-                # To a key that has ended nothing is shown, not even the last lines.
+                # A viewer whose key was refused sees nothing, not even the last lines.
                 if isinstance(error, KeyRefused):
                     self.summary = None
                 self.problem = str(error)
                 self.due = now + _RETRY_SECONDS
-            self.coming = None
-        if self.coming is None and now >= self.due:
+            self.answer = None
+        if self.answer is None and now >= self.due:
             params = {"workspace": self.workspace}
-            self.coming = _threads().submit(
+            self.answer = _threads().submit(
                 self.client.get, ADVICE_PATH, AdviceSummary, params, 0.0, PATIENT_TIMEOUT
             )
 
@@ -388,7 +415,7 @@ def _threads() -> ThreadPoolExecutor:
 def refresh_week() -> None:
     session = viewer.session()
     parts.heading("What should I change")
-    # It is about the workspace, not about the range above.
+    # The advice is about the workspace, not about the range above.
     workspace = filters.chosen().workspace
     week: _Week | None = st.session_state.get(_WEEK)
     if week is None or week.client is not session.client or week.workspace != workspace:
@@ -404,7 +431,7 @@ def refresh_week() -> None:
 
 
 def refresh_week_alone() -> None:
-    """Show the advice without the figures above it, which may not come."""
+    """Show the advice alone while the figures above it have not come."""
     if st.session_state.get("seen_overview") is None:
         refresh_week()
 
@@ -416,22 +443,22 @@ def draw_week(summary: AdviceSummary) -> None:
         return
     for number, line in enumerate(summary.lines[:NUM_CHANGES]):
         draw_line(line, number)
-    folded = summary.lines[NUM_CHANGES:]
-    if folded:
-        with st.expander(f"{formats.counted(len(folded), 'more change')} that would pay"):
-            for number, line in enumerate(folded, NUM_CHANGES):
+    hidden_lines = summary.lines[NUM_CHANGES:]
+    if hidden_lines:
+        with st.expander(f"{formats.counted(len(hidden_lines), 'more change')} that would pay"):
+            for number, line in enumerate(hidden_lines, NUM_CHANGES):
                 draw_line(line, number)
     more = f" {summary.num_more:,} smaller ones are not shown." if summary.num_more else ""
     st.caption(summary.text + more)
 
 
 def draw_line(line: SummaryLine, number: int) -> None:
-    """One line: money, the tokens where the sentence has none, the sentence, and where to look."""
+    """Draw one line: what it is worth, its sentence, and a link to where to look."""
     words, link = st.columns([6, 1], vertical_alignment="center")
     # The sentence has names from outside, so it is plain text.
     words.text(line_in_words(line))
     page = line.page if line.page in _LINKED else "advice"
-    # A new tab takes its filters from the URL. This tab would keep its own.
+    # The link opens a new tab, which takes its filters from the URL. This tab would keep its own.
     query = {"range": "7d", "workspace": line.workspace, "model": line.model}
     link.link_button(
         _LINKED[page],
@@ -443,12 +470,13 @@ def draw_line(line: SummaryLine, number: int) -> None:
 
 
 def line_in_words(line: SummaryLine) -> str:
+    """The line's sentence behind its money and, unless the sentence has them, its tokens."""
     tokens = f"{line.multiples:,.0f} input tokens"
-    is_told = tokens in line.text
+    has_tokens = tokens in line.text
     if line.nano is None:
-        return line.text if is_told else f"{tokens}: {line.text}"
+        return line.text if has_tokens else f"{tokens}: {line.text}"
     money = formats.dollars(line.nano)
-    return f"{money}: {line.text}" if is_told else f"{money} ({tokens}): {line.text}"
+    return f"{money}: {line.text}" if has_tokens else f"{money} ({tokens}): {line.text}"
 
 
 if __name__ == "__main__":

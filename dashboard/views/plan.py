@@ -1,4 +1,4 @@
-"""Plan: what other memory, engines and tiers would give the traffic of a range. Simulated."""
+"""Plan: what would other memory, engines and tiers give for the traffic of a range? Simulated."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -34,7 +34,7 @@ from gateway.structs.plan import (
 PATH = "/admin/v1/plan"
 TRACE_PATH = "/admin/v1/trace"
 _TRACE_BLOCK = 512
-"""Tokens of a block, as in published traces and in what is pasted here."""
+"""The tokens of a block of a trace, in published traces and in those that are pasted here."""
 _LEDGER = "Requests of the range"
 _TRACE = "A trace"
 _MEMORY = "Tokens that the memory of all engines holds"
@@ -46,11 +46,11 @@ _AS_IT_IS = "as it is"
 
 
 def ask(client: AdminClient, body: dict[str, Any]) -> Plan:
-    """The plan, with a bar that shows how far it is. Raise ClientError with the gateway's words."""
+    """Ask for the plan. A bar shows how far it is. Raise ClientError with the gateway's words."""
     bar = st.progress(0.0, text="Simulating")
     try:
         for text in client.stream(f"{PATH}/progress", body, {}):
-            # Only as a member of a list does the union have a type that can be named here.
+            # The union alone has no type that can be named here, but a list of it has.
             match decoded(f"[{text}]", list[Line])[0]:
                 case Planned(plan=plan):
                     return plan
@@ -64,7 +64,7 @@ def ask(client: AdminClient, body: dict[str, Any]) -> Plan:
 
 
 def form(choices: PlanChoices) -> dict[str, Any] | None:
-    """Draw the form. Return the plan's request; None until somebody sends it."""
+    """Draw the form. Return the request for a plan, or None until somebody sends the form."""
     source = st.segmented_control(
         "Traffic", [_LEDGER, _TRACE], default=_LEDGER, key="plan_source", required=True
     )
@@ -86,9 +86,9 @@ def form(choices: PlanChoices) -> dict[str, Any] | None:
         body["min_cache_tokens"] = number_input(
             right, "min_cache_tokens", "Shortest cached prefix (tokens)", least=1, most=1_000_000
         )
-        chosen = filters.chosen()
-        body["served_model"] = chosen.model
-        body |= chosen.params("engine", "model")
+        selection = filters.chosen()
+        body["served_model"] = selection.model
+        body |= selection.params("engine", "model")
         if source == _TRACE:
             body["trace"] = st.text_area(
                 "Lines of JSON: timestamp (ms), input_length, output_length, hash_ids",
@@ -102,7 +102,7 @@ def form(choices: PlanChoices) -> dict[str, Any] | None:
 
 
 def draw_trace(client: AdminClient) -> None:
-    """The range's requests as a file, which is made when somebody asks for it."""
+    """Draw a button for a file of the range's requests. The file is made when somebody clicks."""
     query = filters.chosen().params("engine")
     st.download_button(
         "The range's requests as a trace",
@@ -132,7 +132,7 @@ def engine_text(engine: PlannedEngine) -> str:
 def number_input(
     column: Any, field: str, label: str, *, least: int = 0, most: int = _MAX_TOKENS
 ) -> int | None:
-    """A field for a whole number of the plan's request. Left empty, it is None."""
+    """Draw a field for a whole number. Return the number, or None if the field is empty."""
     value = column.number_input(
         label, least, most, None, 1, key=f"plan_{field}", placeholder=_AS_IT_IS
     )
@@ -182,8 +182,8 @@ def draw_cards(plan: Plan) -> None:
 
 
 def draw_curves(key: str, heading: str, title: str, lru: Rows, points: Sequence[Point]) -> None:
-    """Draw shares of the prompt tokens, and times to first token where they are known, by the
-    number of engines (`key` is `engines`) or by the memory of all engines together."""
+    """Draw shares of the prompt tokens, and times to first token if they are known. The horizontal
+    axis is the number of engines if `key` is `engines`, else the memory of all engines together."""
     parts.heading(heading)
     theme = viewer.theme()
     shares: list[Row] = list(lru)
@@ -217,7 +217,7 @@ def draw_curves(key: str, heading: str, title: str, lru: Rows, points: Sequence[
 
 
 def curves(rows: Rows, colours: Palette, title: str, y: alt.Y, tip: str) -> Any:
-    """Lines by kind. Each simulated point is a dot on its line."""
+    """A line for each kind. Each simulated point is a dot on its line."""
     axis = charts.amounts(whole=title == _ENGINES)
     drawn = alt.Chart(frame(rows)).encode(
         x=alt.X("x:Q", title=title, scale=charts.ZERO, axis=axis),

@@ -1,8 +1,9 @@
 """The playground: what does a marker here do?
 
-It sends as any client does. A workspace's viewer sends with their own key. An admin picks a
-workspace: at the first send the admin API makes a key of it, named `playground`, for an hour. That
-key never leaves this process. Typed text is shown as plain text.
+It sends requests as any client does. A workspace's viewer sends with the viewer's own key. An admin
+picks a workspace. At the admin's first send the admin API makes a key of that workspace, named
+`playground`, which works for an hour. That key never leaves this process. Typed text is shown as
+plain text.
 """
 
 import json
@@ -29,7 +30,7 @@ from gateway.structs.usage import Turn
 
 KEY_SECONDS = 3600
 MAX_BLOCK_CHARACTERS = 200_000
-# The demo model knows of nothing but caching.
+# The demo model knows only about caching.
 HANDBOOK = (
     "You answer questions about a cache of prompts. A lease holds the blocks of a marked prefix in"
     " memory until its time is over. Each read of the entry starts its time again. What nobody"
@@ -44,7 +45,7 @@ TOOL = {
 }
 _BLOCKS = "Blocks"
 _PASTED = "JSON or curl"
-# Names in the session.
+# Names of the session's fields.
 _ACTING = "acting_as"
 _SENT = "playground_sent"
 _READ = "playground_read"
@@ -53,10 +54,10 @@ _TEXT = "playground_pasted"
 _NEXT_MODE = "playground_next_mode"
 _NAMES: dict[str | None, str] = {ttl: name for name, ttl in prompt.TTLS.items()}
 _PREVIEW = 240
-"""Characters that are shown of a block's text."""
+"""How many characters of a block's text are shown."""
 _LEDGER_SECONDS = 8.0
 """How long the page waits for a turn's row in the ledger."""
-# Those of writes are one for each TTL class, from the shortest on.
+# A colour for each class of tokens. Those of writes are in the order of TTLs, the shortest first.
 _COLOURS = ["green", "yellow", "orange", "red", "violet", "blue", "gray"]
 _BADGES: dict[str, Any] = dict(zip(prompt.CLASSES, _COLOURS, strict=True))
 _GAINS = {
@@ -64,15 +65,15 @@ _GAINS = {
     "cache_read_tokens": "Read from cache",
     "actual_nano": "Cost",
 }
-"""The three numbers that a second send changes, and what their cards are called."""
+"""The three numbers that a second send changes, with the titles of their cards."""
 
 
 class ActingClient(NamedTuple):
-    """The client by which an admin sends as a workspace."""
+    """The client with which an admin sends as a workspace."""
 
     workspace: str
     client: AdminClient
-    # When another key is made, in seconds of the monotonic clock.
+    # When another key must be made, in seconds of the monotonic clock.
     ends: float
 
 
@@ -80,14 +81,15 @@ class SentRequest(NamedTuple):
     """One request that was sent."""
 
     request: ModelRequest
-    # Its blocks, in the order of the prompt; none where it was pasted.
+    # The request's blocks, in the order of the prompt. There are none if it has more than text and
+    # tools.
     blocks: list[Block]
     answer: Answer
-    # What the ledger says of it.
+    # The request's turn; None if the ledger does not have it.
     turn: Turn | None
-    # The turn of the first time that this request was sent.
+    # The turn of the first send of this request.
     first: Turn | None
-    # How many times it was sent, this one included.
+    # How many times the request was sent, this time included.
     number: int
 
 
@@ -95,14 +97,14 @@ class PastedRequest(NamedTuple):
     """A pasted text, and how the gateway reads it."""
 
     text: str
-    # The dialect that was chosen; None leaves it to the gateway.
+    # The dialect that was chosen; None: the gateway recognises it.
     dialect: str | None
     advice: RequestAdvice
 
 
 def acting_workspace(session: Session) -> str | None:
-    """The workspace whose turn it will be: the viewer's own, or the one that an admin picks. None
-    until an admin has picked one. Raise ClientError where the gateway does not list workspaces."""
+    """The workspace that sends: the viewer's own, or the one that an admin picks. None until an
+    admin has picked one. Raise ClientError if the gateway does not list workspaces."""
     if session.workspace is not None:
         return session.workspace
     workspaces = session.client.get("/admin/v1/workspaces", list[Workspace])
@@ -110,7 +112,7 @@ def acting_workspace(session: Session) -> str | None:
     return st.selectbox(
         "Act as the workspace",
         names,
-        # The only one is picked already.
+        # If there is only one workspace, it is picked already.
         index=0 if len(names) == 1 else None,
         key="act_as",
         placeholder="Pick a workspace",
@@ -121,7 +123,7 @@ def acting_workspace(session: Session) -> str | None:
 
 def sender(session: Session, workspace: str) -> AdminClient:
     """The client that sends: the viewer's own, or one with a key of that workspace. Raise
-    ClientError where no key could be made."""
+    ClientError if no key could be made."""
     if session.workspace is not None:
         return session.client
     acting: ActingClient | None = st.session_state.get(_ACTING)
@@ -140,7 +142,7 @@ def sender(session: Session, workspace: str) -> AdminClient:
 
 
 def model_names(listed: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """What to call each id of `/v1/models`: an alias says what it stands for."""
+    """The label of each id of `/v1/models`. That of an alias says what the alias stands for."""
     names = dict[str, str]()
     for entry in listed:
         model_id = str(entry.get("id"))
@@ -154,7 +156,7 @@ def draw_session(session: Session) -> None:
     workspace = acting_workspace(session)
     if workspace is None:
         parts.empty(
-            "Pick the workspace whose turn it will be: an admin key has none of its own.",
+            "Pick the workspace that sends: an admin key has no workspace of its own.",
             ":material/badge:",
         )
         return
@@ -201,18 +203,18 @@ def draw_session(session: Session) -> None:
 
 
 def draw_code(request: ModelRequest, model: str) -> None:
-    """The request as a curl command and as a Python program."""
+    """Draw the request as a curl command and as a Python program."""
     url = settings().gateway_url
     path = request.path(model)
     with st.expander("Copy as curl or Python", icon=":material/content_copy:"):
         curl_tab, python_tab = st.tabs(["curl", "Python"])
-        # Plain: the colours of highlighted code can't be read on every ground.
+        # The code is plain: the colours of highlighted code can't be read on every ground.
         curl_tab.code(prompt.curl(url, path, request.body), language=None, height=220)
         python_tab.code(prompt.python(url, path, request.body), language=None, height=220)
 
 
 def draw_sentence(sent: SentRequest | None) -> None:
-    """The page's sentence: what to do next, or what the second send gained."""
+    """Draw the page's sentence: what to do next, or what the second send gained."""
     if sent is None or sent.turn is None:
         parts.hero("**Send it twice**: the second send reads what the first one wrote.")
     elif sent.number == 1 or sent.first is None:
@@ -222,11 +224,14 @@ def draw_sentence(sent: SentRequest | None) -> None:
 
 
 def draw_blocks(model: str, longest: int) -> tuple[ModelRequest | None, list[Block]]:
-    """Draw the blocks of the prompt. Return the request and its blocks in order; None where they
-    can't be sent. A block's widgets are named after its number, which stays with it when it
-    moves."""
+    """Draw the blocks of the prompt. Return the request and its blocks in order. If they can't be
+    sent, return None and no block.
+
+    A block's widgets are named after the block's number. The number stays the same when the block
+    moves.
+    """
     order = _order()
-    # Streamlit forgets what a widget shows while it is not drawn. Setting it again keeps it.
+    # Streamlit forgets the value of a widget that is not drawn. Setting the value again keeps it.
     for number, _ in order:
         for name in (f"block_text_{number}", f"block_ttl_{number}"):
             if name in st.session_state:
@@ -265,7 +270,7 @@ def draw_blocks(model: str, longest: int) -> tuple[ModelRequest | None, list[Blo
 
 
 def _draw_block(place: int, number: int, kind: Kind, num_blocks: int) -> None:
-    """One block's text, marker and buttons. It stands at `place`, counted from 0."""
+    """Draw one block's text, marker and buttons. The block stands at `place`, counted from 0."""
     label = f"{place + 1}. {kind.capitalize()}"
     st.text_area(label, key=f"block_text_{number}", height=110, max_chars=MAX_BLOCK_CHARACTERS)
     with st.container(horizontal=True, vertical_alignment="bottom"):
@@ -344,13 +349,15 @@ def _take_out(place: int) -> None:
 def draw_pasted(
     client: AdminClient, model: str, listed: Sequence[ListedModel]
 ) -> tuple[ModelRequest | None, list[Block]]:
-    """Draw the field for a request of any dialect. Return the request and its blocks: None where
-    there is none yet or the gateway refuses it, and no block where it has more than text and tools.
+    """Draw the field for a request of any dialect. Return the request and its blocks.
+
+    The request is None if nothing is pasted yet, or if the gateway refuses it. There are no blocks
+    if the request has more than text and tools.
     """
     dialect = st.selectbox(
         "API",
         [None, *prompt.DIALECTS],
-        format_func=lambda name: prompt.DIALECTS.get(name, "told from what is pasted"),
+        format_func=lambda name: prompt.DIALECTS.get(name, "recognised from what is pasted"),
         key="pasted_dialect",
     )
     text = st.text_area(
@@ -387,7 +394,7 @@ def draw_pasted(
             st.warning("It stays as it is: blocks show text and tools, and it has")
             st.text(obstacle)
         else:
-            # Go on with blocks that can be moved and marked: a request of the Messages API.
+            # From here on it is a request of the Messages API. Its blocks can be moved and marked.
             _replace(blocks)
             st.session_state[_NEXT_MODE] = _BLOCKS
             st.rerun()
@@ -397,7 +404,7 @@ def draw_pasted(
 def send(
     session: Session, workspace: str, request: ModelRequest, blocks: list[Block], model: str
 ) -> None:
-    """Send the request, and look its turn up in the ledger. What became of it is in the session."""
+    """Send the request, and look its turn up in the ledger. The session then has both."""
     answer = Answer()
     turn_id = None
     place = st.empty()
@@ -417,10 +424,10 @@ def send(
         answer.problem = str(error)
     place.empty()
     turn = None if turn_id is None else _recorded(session.client, turn_id)
-    before: SentRequest | None = st.session_state.get(_SENT)
-    if before is not None and before.request == request:
-        first = before.first or before.turn
-        number = before.number + 1
+    last_sent: SentRequest | None = st.session_state.get(_SENT)
+    if last_sent is not None and last_sent.request == request:
+        first = last_sent.first or last_sent.turn
+        number = last_sent.number + 1
     else:
         first = None
         number = 1
@@ -428,7 +435,8 @@ def send(
 
 
 def _recorded(client: AdminClient, turn_id: str) -> Turn | None:
-    """The turn, once the ledger has it: a moment after the answer."""
+    """The turn, once the ledger has it, which is a moment after the answer. None if the ledger does
+    not have it in time."""
     deadline = time.monotonic() + _LEDGER_SECONDS
     while time.monotonic() < deadline:
         try:
@@ -468,12 +476,12 @@ def draw_sent() -> None:
         draw_parts(sent, prompt.counts_of(sent.turn))
         parts.request_links([sent.turn.id])
     elif sent.answer.problem is None:
-        st.caption("The ledger has not told yet what became of the prompt.")
+        st.caption("The ledger does not say yet what became of the prompt.")
 
 
 def draw_gains(turn: Turn, first: Turn | None) -> None:
-    """Cards of the numbers that a second send changes, each beside that of the first send. `first`
-    is None where `turn` is the first send."""
+    """Draw cards of the numbers that a second send changes, each beside the number of the first
+    send. `first` is None if `turn` is the first send."""
     values = gain_values(turn)
     first_values = {} if first is None else gain_values(first)
     with st.grid(3, min_column_width=150):
@@ -492,7 +500,7 @@ def gain_values(turn: Turn) -> dict[str, str]:
 
 
 def _carry_on(answer: str) -> None:
-    """Put the answer behind the blocks, and a place for the next question."""
+    """Add the answer behind the blocks, and behind it an empty block for the next question."""
     _add(Block("assistant", answer))
     _add(Block("user", ""))
 
@@ -534,13 +542,13 @@ def draw_parts(sent: SentRequest, counts: dict[str, int]) -> None:
 
 
 def _draw_part(row: Row) -> None:
-    """One part of the prompt: its name, its tokens by class, and the beginning of its text."""
+    """Draw one part of the prompt: its name, its tokens by class, and the beginning of its text."""
     with st.container(horizontal=True, vertical_alignment="center"):
         st.text(row["part"].name)
         for name in prompt.CLASSES:
             if row.get(name):
-                about = "" if row["is_exact"] else "about "
-                st.badge(f"{about}{row[name]:,} {name.lower()}", color=_BADGES[name])
+                precision = "" if row["is_exact"] else "about "
+                st.badge(f"{precision}{row[name]:,} {name.lower()}", color=_BADGES[name])
     text = row["part"].text
     st.text(text[:_PREVIEW] + ("…" if len(text) > _PREVIEW else ""))
 

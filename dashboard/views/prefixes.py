@@ -59,23 +59,23 @@ _OUTCOME = "drop_outcome"
 class View(NamedTuple):
     """What the page shows."""
 
-    # What engines hold, leased or not, the most worth first.
+    # What engines hold, leased or not. The entries that are worth most come first.
     entries: list[LiveEntry]
-    # The engines that don't tell now what they hold, and why.
+    # The engines that do not tell now what they hold, and why.
     silent: list[Condition]
     # The first words of prefixes, by the id of their last request.
     words: Mapping[str, str]
 
 
-def read(client: AdminClient, chosen: Selection) -> View:
-    query = {"workspace": chosen.workspace, "engine": chosen.engine, "limit": NUM_ENTRIES}
+def read(client: AdminClient, selection: Selection) -> View:
+    query = {"workspace": selection.workspace, "engine": selection.engine, "limit": NUM_ENTRIES}
     entries = client.get("/admin/v1/leases", list[LiveEntry], query)
     entries = sorted(entries, key=worth, reverse=True)
     words = first_words(client, (entry.prefix.look for entry in entries if entry.prefix))
-    return View(entries, conditions.silent(client, chosen.engine), words)
+    return View(entries, conditions.silent(client, selection.engine), words)
 
 
-def draw(view: View, chosen: Selection) -> None:
+def draw(view: View, selection: Selection) -> None:
     draw_cards(view.entries, view.silent)
     draw_entries(view)
     st.page_link(
@@ -91,7 +91,7 @@ def draw_cards(entries: list[LiveEntry], silent: list[Condition]) -> None:
     if len(entries) >= NUM_ENTRIES:
         st.caption(f"Of the {NUM_ENTRIES:,} largest that are held: there may be more.")
     prefixes = by_prefix(entries)
-    # Entries of one prefix, on several engines, have one and the same savings: they count once.
+    # Entries of one prefix, on several engines, have the same savings, which count once.
     nets = [group[0].prefix.saved_nano for group in prefixes if group[0].prefix is not None]
     known_nets = [net for net in nets if net is not None]
     next_end = min((entry.entry.expires_in_seconds for entry in leased), default=None)
@@ -109,16 +109,17 @@ def draw_cards(entries: list[LiveEntry], silent: list[Condition]) -> None:
 
 
 def draw_sentence(leased: list[LiveEntry], silent: list[Condition]) -> None:
-    """The page's sentence: how much is promised, as far as it is known."""
+    """Draw the page's sentence: how much is promised, as far as that is known."""
     if leased:
-        promised = by_prefix(leased)
-        words = formats.counted(len(promised), "prefix is", "prefixes are")
-        by = ""
-        if len(promised) != len(leased):
-            by = f", by {formats.counted(len(leased), 'lease')}"
+        num_prefixes = len(by_prefix(leased))
+        words = formats.counted(num_prefixes, "prefix is", "prefixes are")
+        leases = ""
+        if num_prefixes != len(leased):
+            leases = f", by {formats.counted(len(leased), 'lease')}"
         tokens = formats.in_words(leased_tokens(leased))
         parts.hero(
-            f"**{words} promised** right now{by}: {tokens} tokens that need not be computed again."
+            f"**{words} promised** right now{leases}: {tokens} tokens that need not be computed"
+            " again."
         )
     elif silent:
         parts.hero("**What is promised is not known** right now.")
@@ -126,19 +127,19 @@ def draw_sentence(leased: list[LiveEntry], silent: list[Condition]) -> None:
         parts.hero("**No prefix is promised** right now.")
     if silent and leased:
         count = formats.counted(len(silent), "engine")
-        st.caption(f"Without what {count} may hold that can't say so now.")
+        st.caption(f"{count} can't say now what is held there. That is not counted here.")
 
 
 def leased_tokens(leased: Sequence[LiveEntry]) -> int:
-    """The tokens that leases hold. Engines of one model hold the same tokens, which count once;
-    those of another model hold others."""
+    """The tokens that leases hold. Engines of one model hold the same tokens, which count once.
+    Engines of another model hold other tokens."""
     groups = by_prefix(leased, by_model=True)
     return sum(max(entry.entry.own_tokens for entry in group) for group in groups)
 
 
 def by_prefix(entries: Sequence[LiveEntry], *, by_model: bool = False) -> list[list[LiveEntry]]:
-    """Group entries by prefix, over all models or by model. A prefix without a name goes by its
-    entry's id, which is the same on every engine of a model."""
+    """Group entries by prefix, or by prefix and model. An entry whose prefix has no name is grouped
+    by its id, which is the same on every engine of a model."""
     groups: dict[tuple[str | None, str | None, str], list[LiveEntry]] = {}
     for entry in entries:
         model = entry.model if by_model else None
@@ -148,7 +149,7 @@ def by_prefix(entries: Sequence[LiveEntry], *, by_model: bool = False) -> list[l
 
 
 def time_left(seconds: float) -> str:
-    """The time that is left in minutes and seconds: 4:07, 59:30."""
+    """A number of seconds as minutes and seconds, such as 4:07 or 59:30."""
     whole = max(int(seconds), 0)
     return f"{whole // 60}:{whole % 60:02}"
 
@@ -175,7 +176,7 @@ def draw_entries(view: View) -> None:
         f" of {formats.counted(len(by_prefix(entries)), 'prefix', 'prefixes')}, by their worth.",
         hidden=("Entry",),
         height=min(38 + 35 * (len(entries) + len(silent)), 420),
-        picked=_choose_to_drop if may_drop else None,
+        on_pick=_choose_to_drop if may_drop else None,
     )
     if may_drop:
         draw_drop(entries, view.words)
@@ -195,20 +196,21 @@ def silent_rows(silent: Sequence[Condition]) -> list[Row]:
 
 
 def worth(entry: LiveEntry) -> tuple[int, int, int]:
-    """The order of entries, the most first: what their prefix saved, then how often they were read,
-    then their size."""
+    """What entries are sorted by: what their prefix saved, then how often they were read, then
+    their size."""
     net = entry.prefix.saved_nano if entry.prefix else None
     return net or 0, entry.entry.reads, entry.entry.tokens
 
 
 def entry_table(entries: Sequence[LiveEntry], words: Mapping[str, str]) -> list[Row]:
-    """One row for each entry, in their order. Prefixes that came once, or have no price, have
-    no net savings."""
+    """One row for each entry, in the same order. An entry has no net savings if its prefix came
+    only once, or has no price."""
     return [_entry_row(entry, words) for entry in entries]
 
 
 def _share_left(info: EntryInfo) -> float:
-    """The part of its TTL that is left: at most all of it, also where an engine's clock differs."""
+    """The share of its TTL that is left to an entry. It is at most 1, even if the engine's clock
+    differs."""
     return min(max(info.expires_in_seconds / TTLS[info.ttl].seconds, 0.0), 1.0)
 
 
@@ -241,7 +243,7 @@ def _entry_row(entry: LiveEntry, words: Mapping[str, str]) -> Row:
 
 
 def state_of(info: EntryInfo) -> str:
-    """The state in words, with the reason where no lease holds the entry."""
+    """The state in words, with the reason if no lease holds the entry."""
     state = info.state.replace("_", " ")
     return f"{state}: {REASONS[info.reason]}" if info.reason else state
 
@@ -259,9 +261,9 @@ def _choose_to_drop(row: Row) -> None:
 
 
 def draw_drop(entries: list[LiveEntry], words: Mapping[str, str]) -> None:
-    """The entry that was picked, and the button that really ends it."""
-    chosen = st.session_state.get(_TO_DROP)
-    entry = next((entry for entry in entries if (entry.entry.entry, entry.engine) == chosen), None)
+    """Draw the entry that was picked, and the button that really drops it."""
+    key = st.session_state.get(_TO_DROP)
+    entry = next((entry for entry in entries if (entry.entry.entry, entry.engine) == key), None)
     if entry is None:
         st.caption("Pick a row to end its lease before its time.")
         return
@@ -281,9 +283,11 @@ def draw_drop(entries: list[LiveEntry], words: Mapping[str, str]) -> None:
 
 
 def _drop(entry: LiveEntry) -> None:
-    """Drop an entry. Streamlit calls this before a run, so that the run shows the outcome, whether
-    it is a run of the page or of this part. A run of the whole page that asked for another run of
-    its part would fail."""
+    """Drop an entry. Streamlit calls this before a run, and the run shows the outcome.
+
+    The run may be one of the whole page or of this part. A run of the whole page would fail if it
+    asked for another run of this part.
+    """
     path = f"/admin/v1/leases/{entry.entry.entry}"
     params = {"workspace": entry.workspace, "engine": entry.engine}
     outcome = "Dropped. The engine holds it no more."

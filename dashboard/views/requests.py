@@ -36,9 +36,9 @@ READ_NOTHING = "read nothing"
 # The words of the filter, and `has_read` in the admin API's query.
 HITS = {ANY: None, "read something": "true", READ_NOTHING: "false"}
 SHARES = {"Read at least (%)": "min_read", "Read at most (%)": "max_read"}
-"""The filters of the share of the prompt that was read, both ends included."""
+"""The filters by the share of the prompt that was read. Both ends are included."""
 FILTERS = ("request", "outcome", "hit", "reason", "key", "prefix", "client")
-"""The names of this page's filters, in its URL and in the session."""
+"""The names of this page's filters, in the URL and in the session."""
 NOT_READ = "Not read because"
 NO_SUCH = "There is no such request, or none that your key may see."
 
@@ -47,8 +47,9 @@ class View(NamedTuple):
     """What the page shows."""
 
     page: TurnPage
-    # The newest error answers, and how many requests were refused.
+    # The newest error answers.
     refused: list[Refusal]
+    # How many requests were refused.
     counts: RefusalCounts
     # The request that was picked.
     picked: "PickedRequest"
@@ -58,15 +59,15 @@ class PickedRequest(NamedTuple):
     """One request in full. All fields are empty where no request was picked."""
 
     turn: Turn | None = None
-    # All turns of its conversation, this one included.
+    # All turns of the request's conversation, this one included.
     conversation: Sequence[Turn] = ()
-    # Its prompt and answer, where they are kept and this key may read them.
+    # The request's prompt and answer, if they are kept and this key may read them.
     content: TurnContent | None = None
-    # What was answered in place of a turn.
+    # The error that was answered, if the request was refused before its turn began.
     refusal: Refusal | None = None
-    # There is no such request, or this key may not see it.
+    # Whether there is no such request, or this key may not see it.
     is_missing: bool = False
-    # This key may read prompts and answers.
+    # Whether this key may read prompts and answers.
     may_read: bool = False
 
 
@@ -131,24 +132,24 @@ def summary() -> str:
     return f"Filters of requests: {num_set} set"
 
 
-def read(client: AdminClient, chosen: Selection) -> View:
-    page = client.get("/admin/v1/turns/search", TurnPage, search_query(chosen))
-    newest = {"workspace": chosen.workspace, "limit": NUM_REFUSED}
+def read(client: AdminClient, selection: Selection) -> View:
+    page = client.get("/admin/v1/turns/search", TurnPage, search_query(selection))
+    newest = {"workspace": selection.workspace, "limit": NUM_REFUSED}
     refused = client.get("/admin/v1/refusals", list[Refusal], newest)
-    in_range = {**chosen.params("engine", "model"), "limit": NUM_REFUSED}
+    in_range = {**selection.params("engine", "model"), "limit": NUM_REFUSED}
     counts = client.get("/admin/v1/refusals/counts", RefusalCounts, in_range)
     request_id = _typed("request")
     picked = PickedRequest()
     if request_id is not None:
-        picked = read_request(client, chosen, request_id)
+        picked = read_request(client, selection, request_id)
     return View(page, refused, counts, picked)
 
 
-def search_query(chosen: Selection) -> dict[str, Any]:
+def search_query(selection: Selection) -> dict[str, Any]:
     """The query for the page of turns, from the filters."""
     state = st.session_state
     return {
-        **chosen.params(),
+        **selection.params(),
         "outcome": state.get("outcome") or None,
         "has_read": HITS.get(state.get("hit") or ANY),
         "miss_reason": chosen_reason(),
@@ -166,42 +167,42 @@ def _typed(name: str) -> str | None:
     return (st.session_state.get(name) or "").strip() or None
 
 
-def read_request(client: AdminClient, chosen: Selection, request_id: str) -> PickedRequest:
+def read_request(client: AdminClient, selection: Selection, request_id: str) -> PickedRequest:
     try:
         turn = client.get(f"/admin/v1/turns/{segment(request_id)}", Turn)
     except NotThere:
-        query = {"workspace": chosen.workspace, "request_id": request_id}
+        query = {"workspace": selection.workspace, "request_id": request_id}
         refusals = client.get("/admin/v1/refusals", list[Refusal], query)
         return PickedRequest(refusal=next(iter(refusals), None), is_missing=not refusals)
     path = f"/admin/v1/turns/{segment(turn.id)}"
     conversation = list[Turn]()
     content = None
-    with suppress(NotThere):  # it never began, so it has no fingerprint
+    with suppress(NotThere):  # the turn never began, so it has no fingerprint
         conversation = client.get(f"{path}/conversation", list[Turn])
     may_read = viewer.may_change() or not viewer.is_admin()
     if may_read:
-        with suppress(NotThere):  # nothing is kept, or no longer
+        with suppress(NotThere):  # the contents are not kept, or no longer kept
             content = client.get(f"{path}/content", TurnContent)
     return PickedRequest(turn, conversation, content, may_read=may_read)
 
 
-def draw(view: View, chosen: Selection) -> None:
+def draw(view: View, selection: Selection) -> None:
     draw_picked(view.picked)
     turns = view.page.turns
     if view.picked.turn is None and view.picked.refusal is None:
-        draw_sentence(turns, chosen)
+        draw_sentence(turns, selection)
     parts.heading("Requests, the newest first")
     if turns:
         st.caption(
             "Click a row to see all of it. The address of this page then leads to that request."
         )
         alt_text = f"{formats.counted(len(turns), 'request')}, the newest first."
-        parts.table(turn_table(turns), "turns", alt_text, picked=pick)
+        parts.table(turn_table(turns), "turns", alt_text, on_pick=pick)
     else:
         parts.empty("No requests in this range that match.", key="requests")
     num_searched = view.page.num_searched
     if num_searched is not None:
-        st.caption(f"{num_searched:,} requests were looked at. Older goes on behind them.")
+        st.caption(f"{num_searched:,} requests were looked at. Older goes on from there.")
     cursor = view.page.next
     if cursor:
         st.button("Older", key="older", on_click=lambda: st.session_state.update(after=cursor))
@@ -228,9 +229,9 @@ def draw_picked(picked: PickedRequest) -> None:
         st.caption(KEPT_CONTENTS.get(turn.content, turn.content))
 
 
-def draw_sentence(turns: Sequence[Turn], chosen: Selection) -> None:
+def draw_sentence(turns: Sequence[Turn], selection: Selection) -> None:
     if not turns:
-        parts.hero(f"**No request** of {chosen.words} matches.")
+        parts.hero(f"**No request** of {selection.words} matches.")
         return
     num_read = sum(turn.cache_read_tokens > 0 for turn in turns)
     num_failed = sum(is_error(turn.outcome) for turn in turns)
@@ -241,7 +242,7 @@ def draw_sentence(turns: Sequence[Turn], chosen: Selection) -> None:
 
 
 def draw_refusal(refusal: Refusal) -> None:
-    """A request that was answered with an error before its turn began."""
+    """Draw a request that was answered with an error before its turn began."""
     with st.container(border=True, key="refusal"):
         st.text(f"{refusal.request_id} · {formats.written_moment(refusal.at_ms)} UTC")
         parts.problem(f"Refused with HTTP {refusal.status}:", refusal.message)
@@ -267,16 +268,16 @@ def draw_refused(refused: Sequence[Refusal]) -> None:
     ]
     st.caption("Click a row to read all of it.")
     alt_text = f"The newest {len(rows)} error answers."
-    parts.table(rows, "refused", alt_text, picked=pick)
+    parts.table(rows, "refused", alt_text, on_pick=pick)
 
 
 def draw_counts(counts: RefusalCounts) -> None:
-    """Draw the refusals: a row for each minute, key and reason. They are in no other table."""
+    """Draw the refusals, a row for each minute, key and reason. No other table has them."""
     parts.heading("Refused before they were requests")
     count = formats.counted(counts.requests, "request")
     num_shown = sum(refusal.requests for refusal in counts.counts)
-    rest = "" if num_shown == counts.requests else f"; the newest {num_shown:,} are shown"
-    st.caption(f"{count} in this range{rest}. They are in no figure of tokens or cost.")
+    limit = "" if num_shown == counts.requests else f"; the newest {num_shown:,} are shown"
+    st.caption(f"{count} in this range{limit}. They are in no figure of tokens or cost.")
     rows = [refused_row(refusal) for refusal in counts.counts]
     alt_text = f"{count} refused, by minute, key and reason."
     parts.table(rows, "refusal_counts", alt_text)
@@ -297,7 +298,7 @@ def pick(row: Row) -> None:
 
 
 def turn_table(turns: Sequence[Turn]) -> list[Row]:
-    """A row for each turn. The column of approximate turns is there only where there is one."""
+    """A row for each turn. The column of approximations is there only if a turn is approximate."""
     has_approximate = any(turn.approximate for turn in turns)
     return [_turn_row(turn, has_approximate=has_approximate) for turn in turns]
 
@@ -331,8 +332,8 @@ def _turn_row(turn: Turn, *, has_approximate: bool) -> Row:
 
 
 def why_not_read(turn: Turn) -> str | None:
-    """Why the last marker was not read, in words; None where it was. A turn that read something did
-    not miss: a later marker of it was not read."""
+    """Why the last marker was not read, in words; None if it was read. A turn that read something
+    did not miss: only a later marker was not read."""
     if turn.miss_reason is None:
         return None
     title = reason_title(turn.miss_reason)
@@ -353,7 +354,7 @@ def draw_turn(turn: Turn) -> None:
             parts.card("cache_read_tokens", f"{turn.cache_read_tokens:,}")
             parts.money_card("saved_nano", turn.saved_nano)
             parts.card("first_token_seconds", seconds(turn.first_token_seconds))
-        # In full: a cell cuts off what it has no room for.
+        # The error stands here in full, because a cell of a table cuts it off.
         if turn.error is not None:
             st.text(f"Error: {turn.error}")
         if turn.miss_reason is not None:
@@ -377,7 +378,7 @@ def draw_turn(turn: Turn) -> None:
 
 
 def draw_marks(turn: Turn) -> None:
-    """What became of each marker of the request."""
+    """Draw what became of each marker of the request."""
     if not turn.marks:
         return
     rows: list[Row] = [
@@ -420,13 +421,13 @@ def draw_conversation(turns: Sequence[Turn]) -> None:
     read_tokens = sum(turn.cache_read_tokens for turn in turns)
     prompt_tokens = sum(turn.prompt_tokens for turn in turns)
     alt_text = (
-        f"{len(turns)} turns, which read {read_tokens:,} of their {prompt_tokens:,} prompt tokens."
+        f"{len(turns)} turns. They read {read_tokens:,} of their {prompt_tokens:,} prompt tokens."
     )
     parts.table(rows, "conversation", alt_text)
 
 
 def draw_content(content: TurnContent) -> None:
-    """Draw the prompt and the answer, which the workspace keeps. Both are shown as plain text."""
+    """Draw the prompt and the answer that the workspace keeps. Both are shown as plain text."""
     parts.heading("Prompt and answer")
     until = formats.written_moment(content.until_ms)
     st.caption(f"Its workspace keeps them. They are deleted at {until} UTC.")
@@ -456,7 +457,7 @@ Value = str | int | float | None
 
 
 def turn_facts(turn: Turn) -> dict[str, Value]:
-    """Who asked, for what, and what became of it."""
+    """Who sent the request, what it asked for, and what became of it."""
     return {
         "Workspace": turn.workspace,
         "Key": turn.key_id,
@@ -480,7 +481,7 @@ def turn_facts(turn: Turn) -> dict[str, Value]:
 
 def turn_amounts(turn: Turn) -> dict[str, Value]:
     """Tokens, times and money, in the order of a request's life. An answer that was not delivered
-    costs nothing. The engine has computed its tokens all the same."""
+    costs nothing, although the engine has computed its tokens."""
     is_delivered = turn.price != NOT_DELIVERED
     return {
         "Read (tokens)": turn.cache_read_tokens,
@@ -502,16 +503,16 @@ def turn_amounts(turn: Turn) -> dict[str, Value]:
 
 
 def turn_details(turn: Turn) -> dict[str, str | None]:
-    """Its facts and amounts as text."""
+    """The facts and amounts of a turn as text."""
     values = {**turn_facts(turn), **turn_amounts(turn)}
-    return {name: _written(value) for name, value in values.items()}
+    return {name: _text_of(value) for name, value in values.items()}
 
 
 def value_rows(values: Mapping[str, Value]) -> list[dict[str, str | None]]:
-    return [{"What": name, "Value": _written(value)} for name, value in values.items()]
+    return [{"What": name, "Value": _text_of(value)} for name, value in values.items()]
 
 
-def _written(value: Value) -> str | None:
+def _text_of(value: Value) -> str | None:
     """A value as text. An int is a count, and a float is a time in seconds."""
     if isinstance(value, float):
         return seconds(value)

@@ -18,10 +18,10 @@ from gateway.structs.usage import JUDGED_TTLS, Group, PrefixReport, Savings, Usa
 
 NUM_PREFIXES = 100
 DELETED = "its requests were deleted"
-"""What a prefix is called of which the ledger has only sums."""
+"""The label of a prefix of which the ledger has only sums."""
 _LAST_SPACE = "lastindexof(datum.label, ' ')"
 _LAST_WORD_BELOW = f"[slice(datum.label, 0, {_LAST_SPACE}), slice(datum.label, {_LAST_SPACE} + 1)]"
-"""A label of an axis in two lines: its last word stands in the second one."""
+"""The label of an axis in two lines. The second line has the last word."""
 
 
 class View(NamedTuple):
@@ -29,18 +29,19 @@ class View(NamedTuple):
 
     usage: Usage
     savings: Savings
-    # By what they saved, the most first.
+    # The prefixes that saved most come first.
     prefixes: list[PrefixReport]
-    # The usage of each model, and of each workspace.
+    # The usage of each model.
     models: list[Group]
+    # The usage of each workspace.
     workspaces: list[Group]
     # The first words of prefixes, by the id of their last request.
     words: Mapping[str, str]
 
 
-def read(client: AdminClient, chosen: Selection) -> View:
-    params = chosen.params()
-    query = {**chosen.params("engine"), "limit": NUM_PREFIXES}
+def read(client: AdminClient, selection: Selection) -> View:
+    params = selection.params()
+    query = {**selection.params("engine"), "limit": NUM_PREFIXES}
     prefixes = by_savings(client.get("/admin/v1/prefixes", list[PrefixReport], query))
     return View(
         client.get("/admin/v1/usage", Usage, params),
@@ -53,44 +54,44 @@ def read(client: AdminClient, chosen: Selection) -> View:
 
 
 def by_savings(prefixes: Sequence[PrefixReport]) -> list[PrefixReport]:
-    """The prefixes in the order of what they saved, the most first."""
+    """The prefixes, those that saved most first."""
     return sorted(prefixes, key=lambda prefix: prefix.saved_nano or 0, reverse=True)
 
 
-def draw(view: View, chosen: Selection) -> None:
+def draw(view: View, selection: Selection) -> None:
     totals = view.usage.totals
     if not totals.requests:
-        parts.hero(f"**Nothing was asked** in {chosen.words}, so nothing was saved.")
+        parts.hero(f"**Nothing was asked** in {selection.words}, so nothing was saved.")
         parts.empty(
             "No requests in this range. What they save appears here within seconds.", key="savings"
         )
         return
-    draw_cards(view, chosen)
+    draw_cards(view, selection)
     parts.placeholder_prices()
     if totals.unpriced:
         st.warning(
             f"{totals.unpriced:,} of {formats.counted(totals.requests, 'request')}"
-            f" {'has' if totals.unpriced == 1 else 'have'} no price. Their tokens"
-            " count, their money is unknown and in no sum.",
+            f" {'has' if totals.unpriced == 1 else 'have'} no price. Their tokens count. Their cost"
+            " is unknown, and in no sum of money.",
             icon=":material/sell:",
         )
     if totals.is_priced:
         draw_money(view)
-    draw_prefixes(view, chosen.model)
+    draw_prefixes(view, selection.model)
     draw_groups(view.models, "model")
     draw_groups(view.workspaces, "workspace")
     draw_hosted(view.savings)
 
 
 def draw_groups(groups: Sequence[Group], by: str) -> None:
-    """The usage of each model or each workspace, as `by` says."""
+    """Draw the usage of each model or of each workspace. `by` is `model` or `workspace`."""
     parts.heading(f"By {by}")
     rows = group_table(groups, by, by.capitalize())
     parts.table(rows, f"by_{by}", f"Usage of {len(groups)} {by}s.")
 
 
 def draw_hosted(savings: Savings) -> None:
-    """What the same traffic would have cost at the published prices of hosted models."""
+    """Draw what the same traffic would have cost at the published prices of hosted models."""
     rows = [
         {
             "Model": hosted.model,
@@ -112,7 +113,7 @@ def draw_hosted(savings: Savings) -> None:
     )
 
 
-def draw_cards(view: View, chosen: Selection) -> None:
+def draw_cards(view: View, selection: Selection) -> None:
     waterfall = view.savings.own
     seconds = view.savings.prefill_seconds_avoided
     is_priced = view.usage.totals.is_priced
@@ -122,10 +123,10 @@ def draw_cards(view: View, chosen: Selection) -> None:
         parts.hero("No request in this range has a price: what was saved is unknown in money.")
     elif waterfall.saved_nano < 0:
         lost = dollars(-waterfall.saved_nano)
-        parts.hero(f"Caching cost **{lost} more than it saved** in {chosen.words}.")
+        parts.hero(f"Caching cost **{lost} more than it saved** in {selection.words}.")
     else:
         saved = dollars(waterfall.saved_nano)
-        parts.hero(f"Caching saved {time_and}**{saved}** in {chosen.words}.")
+        parts.hero(f"Caching saved {time_and}**{saved}** in {selection.words}.")
     with st.grid(6, min_column_width=160):
         note = parts.tokens_spared(view.savings)
         parts.card("prefill_seconds_avoided", formats.seconds(seconds), delta=note)
@@ -141,7 +142,7 @@ def draw_cards(view: View, chosen: Selection) -> None:
 
 
 def cheaper_by(saved_nano: int, counterfactual_nano: int) -> str | None:
-    """What is saved as a share of the cost without a cache; None where there was no cost."""
+    """What was saved, as a share of the cost without a cache; None if there was no cost."""
     if not counterfactual_nano:
         return None
     share = formats.percent(abs(saved_nano) / counterfactual_nano)
@@ -173,14 +174,14 @@ def draw_money(view: View) -> None:
 
 
 def saved_over_time(usage: Usage) -> list[Row]:
-    """Dollars for each interval; a loss is negative, and called so."""
+    """The dollars saved in each interval. A loss is negative, and its class is `Lost`."""
     return [
         {
             **row,
             "class": "Lost" if bucket.saved_nano < 0 else "Saved",
             "bottom": 0,
             "top": bucket.saved_nano / NANO,
-            "said": dollars(bucket.saved_nano),
+            "words": dollars(bucket.saved_nano),
         }
         for bucket, row in intervals(usage)
     ]
@@ -225,7 +226,7 @@ def draw_waterfall(waterfall: Waterfall) -> None:
     if waterfall.undelivered:
         st.caption(
             f"{formats.counted(waterfall.undelivered, 'request')} ended with an error in place of"
-            " an answer: not delivered, so not charged and not in this chart."
+            " an answer. What was not delivered is not charged, and not in this chart."
         )
     if waterfall.unexplained:
         st.caption(
@@ -236,7 +237,8 @@ def draw_waterfall(waterfall: Waterfall) -> None:
 
 
 def waterfall_rows(waterfall: Waterfall) -> list[Row]:
-    """Four bars, in dollars: the first and the last stand on 0, the two between them hang."""
+    """Four bars, in dollars. The first and the last bar stand on 0. The two bars between them show
+    what leads from the first to the last."""
     without = waterfall.counterfactual_nano
     premium = waterfall.write_premium_nano
     discount = waterfall.read_discount_nano
@@ -263,7 +265,7 @@ def _bar(step: str, kind: str, start_nano: int, amount_nano: int) -> Row:
 
 
 def draw_prefixes(view: View, model: str | None) -> None:
-    """Draw the table of prefixes. `model` is the chosen one; None where none is chosen."""
+    """Draw the table of prefixes. `model` is the chosen model; None if none is chosen."""
     prefixes = view.prefixes
     parts.heading("Has each prefix paid for its writes?", "better_ttl")
     growing = growing_rows(view)
@@ -276,8 +278,8 @@ def draw_prefixes(view: View, model: str | None) -> None:
     notes = prefix_notes(prefixes, model)
     if growing:
         notes.append(
-            "A conversation that grows has a new prefix each turn: workspaces with nothing else"
-            " stand last, with what they saved in this range."
+            "A conversation that grows has a new prefix with each turn. Workspaces that have only"
+            " such conversations stand last, with what they saved in this range."
         )
     st.caption(" ".join(notes))
     rows = [*prefix_table(prefixes, view.words), *growing]
@@ -287,7 +289,8 @@ def draw_prefixes(view: View, model: str | None) -> None:
 
 def growing_rows(view: View) -> list[Row]:
     """A row for each workspace that saved or lost money and has no prefix in the table. In a
-    conversation that grows, each turn marks a longer prefix and reads the one before."""
+    conversation that grows, each turn marks a longer prefix and reads the prefix of the turn before
+    it."""
     listed = {prefix.workspace for prefix in view.prefixes}
     blank = dict.fromkeys(prefix_table(view.prefixes)[0]) if view.prefixes else {}
     return [
@@ -306,32 +309,32 @@ def growing_rows(view: View) -> list[Row]:
 
 
 def prefix_notes(prefixes: Sequence[PrefixReport], model: str | None) -> list[str]:
-    """The sentences above the table: what is judged, and what is not."""
+    """The sentences above the table. They say what is judged, and what is not."""
     num_paid = sum(prefix.is_paid_back is True for prefix in prefixes)
     gains = [prefix.better_ttl_saves_nano or 0 for prefix in prefixes]
-    num_dearer = sum(gain > 0 for gain in gains)
+    num_cheaper = sum(gain > 0 for gain in gains)
     num_mixed = sum(len(prefix.models) > 1 for prefix in prefixes)
     num_unjudged = sum(
         len(prefix.models) < 2 and prefix.ttl is not None and prefix.ttl not in JUDGED_TTLS
         for prefix in prefixes
     )
     notes = [
-        f"{num_paid:,} of {len(prefixes):,} have paid back. {num_dearer:,} would be cheaper with"
+        f"{num_paid:,} of {len(prefixes):,} have paid back. {num_cheaper:,} would be cheaper with"
         f" the other TTL, by {dollars(sum(gains))} in all, judged by the gaps between their own"
-        " requests. Whole life of each prefix, of all engines; what saved most first."
+        " requests. Each row is about the whole life of a prefix, on all engines. What saved most"
+        " comes first."
     ]
     if num_mixed:
         notes.append(
-            f"{formats.counted(num_mixed, 'prefix is', 'prefixes are')} of several models, one row"
-            " for all of them: no TTL is judged there, since each model holds the prefix for"
-            " itself."
+            f"{formats.counted(num_mixed, 'prefix is', 'prefixes are')} of several models, which"
+            " share a row. No TTL is judged there, because each model holds the prefix for itself."
         )
     if num_mixed and model:
-        notes.append("Their sums are of all their models, not of the chosen one.")
+        notes.append("The sums of such a row are of all its models, not of the chosen one.")
     if num_unjudged:
         notes.append(
-            f"Of {formats.counted(num_unjudged, 'prefix', 'prefixes')} with another TTL than"
-            f" {' and '.join(JUDGED_TTLS)} none is judged."
+            f"{formats.counted(num_unjudged, 'prefix has', 'prefixes have')} another TTL than"
+            f" {' and '.join(JUDGED_TTLS)}, which can't be judged."
         )
     return notes
 
@@ -376,18 +379,19 @@ def paid_back_in_words(is_paid_back: bool | None) -> str | None:
 
 
 def models_of(prefix: PrefixReport) -> str:
-    """The prefix's model. One row may stand for two models; then it is both names."""
+    """The prefix's model. If the row is about several models, the names of two of them."""
     return prefix.model if len(prefix.models) < 2 else " and ".join(prefix.models)
 
 
 def reads_per_write(prefix: PrefixReport) -> float | None:
-    """The tokens read for each token written; None where none was written."""
-    written = prefix.written_tokens
-    return round(prefix.cache_read_tokens / written, 2) if written else None
+    """The tokens read for each token written; None if no token was written."""
+    written_tokens = prefix.written_tokens
+    return round(prefix.cache_read_tokens / written_tokens, 2) if written_tokens else None
 
 
 def group_table(groups: Sequence[Group], by: str, title: str) -> list[Row]:
-    """One row for each value of a dimension, with its tokens by class, hit rate and money."""
+    """One row for each value of the dimension `by`, with its tokens by class, hit rate and money.
+    `title` is the title of the column of values."""
     ttls = formats.ttls_written(group.totals.writes for group in groups)
     return [
         {

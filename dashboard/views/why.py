@@ -1,4 +1,4 @@
-"""Why did this miss? A request beside the one before it: where they differ, and what it cost."""
+"""Why did this miss? Where a request differs from the one before it, and what that cost."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -27,41 +27,40 @@ class View(NamedTuple):
 
     # Turns that read nothing.
     misses: TurnPage
-    # Turns that read something, but not up to a later marker.
+    # Turns that read something, but not all that they marked.
     partial_reads: TurnPage
-    # Whether the range has a request, whatever became of it.
+    # Whether the range has any request.
     has_requests: bool
     examined: "ExaminedTurn"
 
 
 class ExaminedTurn(NamedTuple):
-    """The turn that the page explains, and what it is compared with. All fields are empty where no
-    turn was picked."""
+    """The turn that the page explains, and what it is compared with. If no turn was picked, all
+    fields are empty."""
 
     turn: Turn | None = None
-    # Where its prompt differs from the earlier one; None where a prompt left no fingerprint.
+    # Where the turn's prompt differs from the earlier one; None if a prompt left no fingerprint.
     divergence: TurnDivergence | None = None
-    # The request that it is compared with.
+    # The turn that it is compared with.
     earlier: Turn | None = None
-    # The newest earlier request with the same marked prefix. It is asked for where the turn was
-    # cold.
+    # The newest earlier turn with the same marked prefix; None unless the turn was cold.
     same_prefix: Turn | None = None
-    # There is no such request.
+    # Whether there is no such turn.
     is_missing: bool = False
 
 
 class Verdict(NamedTuple):
-    """What a turn's counts and the comparison come to."""
+    """What the page concludes from a turn's counts and from the comparison."""
 
     is_good: bool
     advice: Advice
-    # Where the prompt left the earlier one, if that explains the verdict.
+    # Where the prompt differs from the earlier one, if the verdict rests on that.
     difference: TurnDivergence | None = None
 
 
 def controls() -> None:
     """Draw the filters. The ids have other names in the URL than on the page Requests, because
-    Streamlit drops the widgets of other pages."""
+    Streamlit drops the values of other pages' widgets."""
     with filters.folded("why_filters", lambda: "Request and reason"):
         st.text_input(
             "Request id",
@@ -82,14 +81,14 @@ def controls() -> None:
         reason_filter("Any reason")
 
 
-def read(client: AdminClient, chosen: Selection) -> View:
-    query = {**chosen.params(), "miss_reason": chosen_reason() or "any", "limit": NUM_MISSES}
+def read(client: AdminClient, selection: Selection) -> View:
+    query = {**selection.params(), "miss_reason": chosen_reason() or "any", "limit": NUM_MISSES}
     path = "/admin/v1/turns/search"
     misses = client.get(path, TurnPage, {**query, "has_read": False})
     partial_reads = client.get(path, TurnPage, {**query, "has_read": True})
     has_requests = bool(misses.turns or partial_reads.turns)
     if not has_requests:
-        newest = client.get(path, TurnPage, {**chosen.params(), "limit": 1})
+        newest = client.get(path, TurnPage, {**selection.params(), "limit": 1})
         has_requests = bool(newest.turns)
     turn_id = (st.session_state.get("miss") or "").strip()
     earlier_id = (st.session_state.get("earlier") or "").strip()
@@ -98,8 +97,8 @@ def read(client: AdminClient, chosen: Selection) -> View:
 
 
 def examine(client: AdminClient, turn_id: str, earlier_id: str | None) -> ExaminedTurn:
-    """Compare a turn with the earlier one of that id, or with the most similar one. Raise
-    ClientError."""
+    """Compare a turn with the turn `earlier_id`, or with the most similar earlier one if that is
+    None. Raise ClientError."""
     try:
         turn = client.get(f"/admin/v1/turns/{segment(turn_id)}", Turn)
     except NotThere:
@@ -120,13 +119,13 @@ def examine(client: AdminClient, turn_id: str, earlier_id: str | None) -> Examin
     return ExaminedTurn(turn, divergence, earlier, same_prefix)
 
 
-def draw(view: View, chosen: Selection) -> None:
+def draw(view: View, selection: Selection) -> None:
     examined = view.examined
     turn = examined.turn
     if examined.is_missing:
         parts.empty(NO_SUCH, ":material/search_off:")
     if turn is None:
-        draw_most_frequent(view, chosen)
+        draw_most_frequent(view, selection)
     else:
         draw_verdict(turn, examined.divergence, examined.same_prefix)
         draw_marks(turn)
@@ -135,8 +134,8 @@ def draw(view: View, chosen: Selection) -> None:
 
 
 def draw_side_by_side(turn: Turn, earlier: Turn | None) -> None:
-    """Draw the fields of both requests: those that differ, or all. Without an earlier request draw
-    the fields of this one that have a value."""
+    """Draw the fields in which the two requests differ, or all fields if the reader wants them. If
+    there is no earlier request, draw the fields of this one that have a value."""
     parts.heading("Side by side" if earlier else "The request")
     rows = compared_fields(_fields(turn), _fields(earlier) if earlier else {})
     shows_all = st.toggle("Show also what is the same", key="all_fields") if earlier else False
@@ -162,7 +161,7 @@ def compared_fields(
 
 
 def draw_lists(view: View) -> None:
-    """The requests that read nothing, and those that read a part of what was marked."""
+    """Draw the requests that read nothing, and those that read only a part of what they marked."""
     parts.heading("Requests that read nothing, the newest first")
     turns = view.misses.turns
     partial_reads = view.partial_reads.turns
@@ -170,11 +169,13 @@ def draw_lists(view: View) -> None:
         st.caption("Click one to see where its prompt first differs from the one before it.")
     if turns:
         alt_text = f"{formats.counted(len(turns), 'request')} that missed."
-        parts.table(turn_table(turns), "misses", alt_text, picked=pick)
+        parts.table(turn_table(turns), "misses", alt_text, on_pick=pick)
     else:
         message = "No requests in this range."
         if view.has_requests:
-            message = "Nothing missed in this range." if chosen_reason() is None else "None for it."
+            message = "Nothing missed in this range."
+            if chosen_reason() is not None:
+                message = "Nothing missed for this reason in this range."
         parts.empty(
             f"{message} A marked prompt that is sent for the first time is shown here as a miss.",
             ":material/check_circle:" if view.has_requests else parts.HOURGLASS,
@@ -183,11 +184,11 @@ def draw_lists(view: View) -> None:
     if partial_reads:
         parts.heading("Requests that read a part of what they marked")
         alt_text = f"{formats.counted(len(partial_reads), 'request')} that read in part."
-        parts.table(turn_table(partial_reads), "parts", alt_text, picked=pick)
+        parts.table(turn_table(partial_reads), "parts", alt_text, on_pick=pick)
 
 
-def draw_most_frequent(view: View, chosen: Selection) -> None:
-    """The most frequent reason among the newest misses, and what to change."""
+def draw_most_frequent(view: View, selection: Selection) -> None:
+    """Draw the most frequent reason of the newest misses, and what to change."""
     turns = view.misses.turns
     if not turns:
         words = "Nothing was asked"
@@ -195,7 +196,7 @@ def draw_most_frequent(view: View, chosen: Selection) -> None:
             words = "Nothing missed"
         elif view.has_requests:
             words = "Nothing missed for this reason"
-        parts.hero(f"**{words}** in {chosen.words}.")
+        parts.hero(f"**{words}** in {selection.words}.")
         return
     reasons = Counter(turn.miss_reason for turn in turns)
     reason, num_turns = reasons.most_common(1)[0]
@@ -216,40 +217,18 @@ def verdict(
     turn: Turn, divergence: TurnDivergence | None, same_prefix: Turn | None = None
 ) -> Verdict:
     """Judge a turn by its own counts first, then by the comparison. `same_prefix` is the newest
-    earlier request with the same marked prefix."""
+    earlier turn with the same marked prefix."""
     difference = costly_difference(turn, divergence)
     if turn.miss_reason == "cold" and same_prefix is not None:
         return Verdict(False, with_reuse(_sent_before(same_prefix), turn))
     if turn.miss_reason is not None:
         return _verdict_of_miss(turn, turn.miss_reason, difference)
-    read = turn.cache_read_tokens
-    written = turn.written_tokens
-    if not read:
-        means = "This request had nothing to read, and no marker missed."
-        return Verdict(True, Advice("No miss", means, "Nothing."))
-    if not written:
-        means = f"All {read:,} tokens up to the last marker were read."
-        return Verdict(True, Advice("A hit", means, "Nothing."))
-    if difference is None:
-        means = (
-            f"{read:,} tokens were read. {written:,} new ones behind them were written for the"
-            " next turn."
-        )
-        return Verdict(True, Advice("A hit that grew", means, "Nothing."))
-    explanation = advice(difference.kind or "")
-    means = (
-        f"{explanation.means} {read:,} tokens before it were read, {written:,} behind them were"
-        " written anew."
-    )
-    change = explanation.change
-    if difference.kind == "messages_changed":
-        change = _NEW_CONVERSATION
-    return Verdict(False, Advice(explanation.title, means, change), difference)
+    return _verdict_of_hit(turn, difference)
 
 
 def costly_difference(turn: Turn, divergence: TurnDivergence | None) -> TurnDivergence | None:
-    """The difference from the earlier prompt, if there is one and it cost something. A difference
-    behind the last marker costs nothing."""
+    """The difference from the earlier prompt; None if there is none or if it cost nothing. A
+    difference behind the last marker costs nothing."""
     if divergence is None or divergence.kind is None:
         return None
     marked = turn.cache_read_tokens + turn.written_tokens
@@ -263,9 +242,36 @@ def _sent_before(same_prefix: Turn) -> Advice:
     return Advice("Sent before, and not held", means, _AFTER_A_WHILE)
 
 
+def _verdict_of_hit(turn: Turn, difference: TurnDivergence | None) -> Verdict:
+    """Judge a turn of which no marker missed."""
+    read_tokens = turn.cache_read_tokens
+    written_tokens = turn.written_tokens
+    if not read_tokens:
+        means = "This request had nothing to read, and no marker missed."
+        return Verdict(True, Advice("No miss", means, "Nothing."))
+    if not written_tokens:
+        means = f"All {read_tokens:,} tokens up to the last marker were read."
+        return Verdict(True, Advice("A hit", means, "Nothing."))
+    if difference is None:
+        means = (
+            f"{read_tokens:,} tokens were read. {written_tokens:,} new ones behind them were"
+            " written for the next turn."
+        )
+        return Verdict(True, Advice("A hit that grew", means, "Nothing."))
+    explanation = advice(difference.kind or "")
+    means = (
+        f"{explanation.means} {read_tokens:,} tokens before it were read, {written_tokens:,} behind"
+        " them were written anew."
+    )
+    change = explanation.change
+    if difference.kind == "messages_changed":
+        change = _NEW_CONVERSATION
+    return Verdict(False, Advice(explanation.title, means, change), difference)
+
+
 def _verdict_of_miss(turn: Turn, reason: str, difference: TurnDivergence | None) -> Verdict:
-    """Explain a miss by its reason, or by the difference where that says more: `cold` says only
-    that nothing was known of the prefix."""
+    """Judge a turn by the reason of its miss, or by the difference if that says more. The reason
+    `cold` says only that nothing was known of the prefix."""
     if difference is not None:
         cause = advice(difference.kind or "")
         if reason in ("cold", difference.kind):
@@ -285,23 +291,23 @@ def _verdict_of_miss(turn: Turn, reason: str, difference: TurnDivergence | None)
 
 
 def is_early(divergence: TurnDivergence) -> bool:
-    """Whether the prompts part in the first half of the earlier one. Behind such a place a marker
-    costs its write and is never read."""
-    shared = divergence.shared_tokens or 0
-    whole = divergence.earlier_tokens or 0
-    return 2 * shared < whole and divergence.kind != "model_changed"
+    """Whether the prompts differ already in the first half of the earlier one. A marker behind such
+    a place costs its write, and is never read."""
+    shared_tokens = divergence.shared_tokens or 0
+    earlier_tokens = divergence.earlier_tokens or 0
+    return 2 * shared_tokens < earlier_tokens and divergence.kind != "model_changed"
 
 
 def with_reuse(explanation: Advice, turn: Turn) -> Advice:
-    """The advice, and the number of tokens that were reused from memory without a promise."""
+    """The advice with the number of tokens that were reused from memory without a promise."""
     if not turn.automatic_tokens:
         return explanation
-    reused = f" {turn.automatic_tokens:,} of its tokens were in memory all the same, and reused."
-    return explanation._replace(means=explanation.means + reused)
+    note = f" {turn.automatic_tokens:,} of its tokens were in memory all the same, and reused."
+    return explanation._replace(means=explanation.means + note)
 
 
 def draw_verdict(turn: Turn, divergence: TurnDivergence | None, same_prefix: Turn | None) -> None:
-    """Draw the verdict. Cards show where the prompts part, if the verdict rests on that."""
+    """Draw the verdict. If it rests on a difference of the prompts, cards show that difference."""
     judgement = verdict(turn, divergence, same_prefix)
     with st.container(border=True, key="verdict"):
         if judgement.difference is not None:
@@ -329,25 +335,28 @@ def compared_with(divergence: TurnDivergence | None, judgement: Verdict) -> str:
     if divergence is None:
         return "There is no other prompt to compare it with."
     if divergence.earlier is None:
-        return "It differs from its first block on: no earlier prompt of its workspace begins so."
+        return "No earlier prompt of its workspace begins like this one."
     if divergence.kind is None:
         return (
-            "Everything of the most similar earlier prompt is in this one: nothing in the prompt"
-            " is to blame."
+            "This prompt has all of the most similar earlier prompt: nothing in the prompt is to"
+            " blame."
         )
     if judgement.difference is None:
-        return "Where it differs from the most similar earlier prompt is not what decided it."
+        return "It differs from the most similar earlier prompt, but that did not decide this."
     if not divergence.shared_tokens:
         return (
             "The two prompts have the same shape and about the same length, but no long prefix in"
-            " common. How much of it would have been read is not known."
+            " common. How much would have been read is not known."
         )
     return "Compared with the earlier prompt that begins most like it."
 
 
 def draw_difference(divergence: TurnDivergence, turn: Turn) -> None:
-    """Draw where the prompts part, what was read before that place, and what was lost behind it.
-    The place is a section, the block within it (counted from 1) and the character within that."""
+    """Draw where the prompts differ, what was read before that place, and what was lost behind it.
+
+    The place is a section, the block within the section (counted from 1) and the character within
+    the block.
+    """
     section = formats.NO_VALUE
     place = None
     if divergence.section is not None and divergence.block is not None:
@@ -371,17 +380,17 @@ def draw_difference(divergence: TurnDivergence, turn: Turn) -> None:
 
 
 def known_to(divergence: TurnDivergence) -> str:
-    """How exactly the place is known, in a sentence."""
+    """A sentence on how exactly the place is known."""
     if divergence.is_exact or divergence.grid_characters is None:
-        return "The place is exact: the workspace keeps what was asked."
+        return "The place is exact: the workspace keeps prompts, which were compared."
     return (
-        f"The place is known to {divergence.grid_characters:,} characters, or to a block's end: the"
-        " workspace keeps no contents to compare."
+        f"The place is known to within {divergence.grid_characters:,} characters, or to a block's"
+        " end: the workspace keeps no prompts to compare."
     )
 
 
 def _characters(divergence: TurnDivergence) -> str:
-    """How far into the block the difference is: exactly, or between two bounds."""
+    """How many characters of the block stand before the difference: exactly, or by its bounds."""
     least = divergence.characters or 0
     most = divergence.characters_below
     if divergence.is_exact:

@@ -1,7 +1,7 @@
 """Workspaces: who uses the cache, how well, and within which limits? An admin changes them here.
 
-What can't be taken back is asked for twice. A new key is shown until it is dismissed or the session
-ends, also on a page that is loaded again. It is kept in this process and nowhere else.
+An admin must confirm what can't be taken back. A new key is shown until the admin dismisses it or
+the session ends, also on a page that is loaded again. It is kept in this process and nowhere else.
 """
 
 from collections.abc import Sequence
@@ -24,9 +24,9 @@ _SCOPES = get_args(KeyScope)
 _GRACES = {"1 day": 86_400.0, "1 hour": 3600.0, "none: it ends now": 0.0}
 _NO_LIMIT = "no limit"
 _INSTALLATION = ""
-"""Chosen in a form: the installation's setting holds."""
-# How many changes the gateway has made. It is in the names of forms, so that each form is new and
-# empty after a change.
+"""The choice in a form by which the installation's setting holds."""
+# The session's field for how many changes the gateway has made. The number is in the names of
+# forms, so that each form is new and empty after a change.
 _NUM_CHANGES = "num_forms_taken"
 
 
@@ -36,24 +36,26 @@ class View(NamedTuple):
     workspaces: list[Workspace]
     # The usage of each workspace in the range.
     groups: list[Group]
-    # The usage of each workspace in this calendar month (UTC), which spend limits count.
+    # The usage of each workspace in this calendar month (UTC). Spend limits count it.
     month: list[Group]
     keys: list[KeyInfo]
     # The usage of each key in the range.
     by_key: list[Group]
-    # What limits refused since the gateway's start.
+    # What limits have refused since the gateway's start.
     limited: list[Limited]
 
 
-def read(client: AdminClient, chosen: Selection) -> View:
+def read(client: AdminClient, selection: Selection) -> View:
     # Sums by key are of all engines.
-    params = chosen.params("engine")
+    params = selection.params("engine")
     now = datetime.now(UTC)
     month_start = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     month_params = {
         "since_ms": int(month_start.timestamp() * 1000),
-        "until_ms": params["until_ms"] if chosen.range != CUSTOM else int(now.timestamp() * 1000),
-        "workspace": chosen.workspace,
+        "until_ms": params["until_ms"]
+        if selection.range != CUSTOM
+        else int(now.timestamp() * 1000),
+        "workspace": selection.workspace,
         "group_by": "workspace",
     }
     path = "/admin/v1/usage/groups"
@@ -61,18 +63,18 @@ def read(client: AdminClient, chosen: Selection) -> View:
         client.get("/admin/v1/workspaces", list[Workspace]),
         client.get(path, list[Group], {**params, "group_by": "workspace"}),
         client.get(path, list[Group], month_params),
-        client.get("/admin/v1/keys", list[KeyInfo], {"workspace": chosen.workspace}),
+        client.get("/admin/v1/keys", list[KeyInfo], {"workspace": selection.workspace}),
         client.get(path, list[Group], {**params, "group_by": "key"}),
-        client.get("/admin/v1/refusals/limits", list[Limited], {"workspace": chosen.workspace}),
+        client.get("/admin/v1/refusals/limits", list[Limited], {"workspace": selection.workspace}),
     )
 
 
-def draw(view: View, chosen: Selection) -> None:
+def draw(view: View, selection: Selection) -> None:
     selected = [
-        workspace for workspace in view.workspaces if chosen.workspace in (None, workspace.id)
+        workspace for workspace in view.workspaces if selection.workspace in (None, workspace.id)
     ]
-    draw_cards(view, selected, chosen)
-    # Its place is always there, so that the forms below keep what is typed.
+    draw_cards(view, selected, selection)
+    # The container is always there, so that the forms below keep what is typed.
     with st.container(key="manage_place"):
         draw_outcome()
     if viewer.may_change():
@@ -111,16 +113,16 @@ def draw(view: View, chosen: Selection) -> None:
         parts.empty("There is no key in the ledger.", ":material/key:")
 
 
-def draw_cards(view: View, selected: list[Workspace], chosen: Selection) -> None:
-    saving = sum(group.saved_nano > 0 for group in view.groups)
+def draw_cards(view: View, selected: list[Workspace], selection: Selection) -> None:
+    num_saving = sum(group.saved_nano > 0 for group in view.groups)
     count = formats.counted(len(view.groups), "workspace")
     if view.groups:
         parts.hero(
-            f"**{saving:,} of {count}** with requests in {chosen.words}"
-            f" {'saves' if saving == 1 else 'save'} by caching."
+            f"**{num_saving:,} of {count}** with requests in {selection.words}"
+            f" {'saves' if num_saving == 1 else 'save'} by caching."
         )
     else:
-        parts.hero(f"**No workspace** sent a request in {chosen.words}.")
+        parts.hero(f"**No workspace** sent a request in {selection.words}.")
     num_active = sum(workspace.archived_at is None for workspace in selected)
     with st.grid(4, min_column_width=190):
         parts.card("workspaces", f"{num_active:,}")
@@ -133,14 +135,14 @@ def draw_cards(view: View, selected: list[Workspace], chosen: Selection) -> None
 
 
 def draw_saved(label: str, group: Group | None) -> None:
-    """A card of what one workspace saved; a dash where there is none, or no price."""
-    saved = group.saved_nano if group and group.totals.is_priced else None
+    """Draw a card of what one workspace saved. Without a workspace or a price it has a dash."""
+    saved_nano = group.saved_nano if group and group.totals.is_priced else None
     name = parts.plain(group.workspace) if group else None
-    parts.money_card("saved_nano", saved, label, delta=name)
+    parts.money_card("saved_nano", saved_nano, label, delta=name)
 
 
 def limit_table(workspaces: Sequence[Workspace], month: Sequence[Group]) -> list[Row]:
-    """A row for each workspace: its limits, and what it has spent of them in this month."""
+    """A row for each workspace: its limits, and what it has spent in this month."""
     costs = {group.workspace: group.totals.cost_nano for group in month}
     return [_limit_row(workspace, costs.get(workspace.id, 0)) for workspace in workspaces]
 
@@ -200,7 +202,7 @@ def _key_row(key: KeyInfo, group: Group | None) -> Row:
 
 
 def draw_outcome() -> None:
-    """What became of the last change. A key stays until it is dismissed."""
+    """Draw what became of the last change. It stays until the admin dismisses it."""
     session = viewer.session()
     if session.outcome is None:
         return
@@ -217,7 +219,7 @@ def draw_outcome() -> None:
 
 
 def draw_forms(workspaces: list[Workspace], keys: list[KeyInfo]) -> None:
-    """Forms stay as they are filled in while the page refreshes."""
+    """Draw the forms. They keep what is filled in while the page refreshes."""
     with st.expander("Make and change workspaces and keys", key="manage", icon=":material/tune:"):
         workspace_tab, limits_tab, keys_tab, ends_tab = st.tabs(
             ["New workspace", "Limits", "New or rotated key", "Archive or revoke"],
@@ -253,60 +255,62 @@ def _draw_new_workspace() -> None:
 def _draw_limits(workspaces: dict[str, Workspace]) -> None:
     if not workspaces:
         return
-    chosen = st.selectbox("Workspace", list(workspaces), key="limit_workspace")
-    now = workspaces[chosen]
-    with st.form(f"limits_{chosen}", border=False):
+    workspace_id = st.selectbox("Workspace", list(workspaces), key="limit_workspace")
+    workspace = workspaces[workspace_id]
+    with st.form(f"limits_{workspace_id}", border=False):
         body: dict[str, Any] = {
-            "requests_per_minute": _limit_input("Requests per minute", now.requests_per_minute),
-            "tokens_per_minute": _limit_input("Tokens per minute", now.tokens_per_minute),
-            "max_concurrency": _limit_input("Requests at once", now.max_concurrency),
+            "requests_per_minute": _limit_input(
+                "Requests per minute", workspace.requests_per_minute
+            ),
+            "tokens_per_minute": _limit_input("Tokens per minute", workspace.tokens_per_minute),
+            "max_concurrency": _limit_input("Requests at once", workspace.max_concurrency),
         }
-        dollars = in_dollars(now.monthly_spend_nano)
+        dollars = in_dollars(workspace.monthly_spend_nano)
         spend = st.number_input(
             "Dollars per month", 0.0, 1e9, dollars, placeholder=_NO_LIMIT, format="%.2f"
         )
         body["monthly_spend_nano"] = None if spend is None else round(spend * formats.NANO)
         body["lease_share"] = st.number_input(
-            "Share of the leases (0 to 1)", 0.0, 1.0, now.lease_share, placeholder=_NO_LIMIT
+            "Share of the leases (0 to 1)", 0.0, 1.0, workspace.lease_share, placeholder=_NO_LIMIT
         )
         body["keep_days"] = st.number_input(
             "Days for which prompts and answers are kept, encrypted",
             1,
             3650,
-            now.keep_days,
+            workspace.keep_days,
             placeholder="none is kept",
             step=1,
         )
         body["auto_cache"] = _policy_input(
             "Marks added to requests without any",
             get_args(AutoCacheMode),
-            now.auto_cache,
-            key=f"auto_cache_{chosen}",
+            workspace.auto_cache,
+            key=f"auto_cache_{workspace_id}",
         )
         body["auto_cache_ttl"] = _policy_input(
             "TTL of added marks",
             get_args(AutoCacheTtl),
-            now.auto_cache_ttl,
-            key=f"auto_cache_ttl_{chosen}",
+            workspace.auto_cache_ttl,
+            key=f"auto_cache_ttl_{workspace_id}",
         )
         body["may_approximate"] = st.checkbox(
             "May ask that only a part of a prefix is kept (approximate answers)",
-            now.may_approximate,
+            workspace.may_approximate,
         )
         if st.form_submit_button("Set limits"):
-            path = f"/admin/v1/workspaces/{segment(chosen)}"
-            _change(path, body, f"The limits of {chosen} were set.")
+            path = f"/admin/v1/workspaces/{segment(workspace_id)}"
+            _change(path, body, f"The limits of {workspace_id} were set.")
 
 
 def _limit_input(label: str, value: int | None) -> int | None:
-    """A field for a whole number; None is no limit."""
+    """Draw a field for a whole number. Return the number, or None for no limit."""
     return st.number_input(label, 1, 10**12, value, placeholder=_NO_LIMIT, step=1)
 
 
 def _policy_input(
     label: str, policies: tuple[str, ...], value: str | None, *, key: str
 ) -> str | None:
-    """A choice of policies; None leaves it to the installation's setting."""
+    """Draw a choice of policies. Return the policy, or None for the installation's setting."""
     options = [_INSTALLATION, *policies]
     policy = st.selectbox(
         label,
@@ -349,22 +353,11 @@ def _draw_keys(workspaces: list[str], key_ids: dict[str, str]) -> None:
 
 
 def _draw_ends(workspaces: list[Workspace], key_ids: dict[str, str]) -> None:
-    """Draw what ends a workspace or a key. `key_ids` are the ids of keys by label."""
+    """Draw the forms that end a workspace or a key. `key_ids` are the ids of keys by label."""
     left, right = st.columns(2, gap="large")
     with left:
-        active = [workspace.id for workspace in workspaces if workspace.archived_at is None]
-        chosen = st.selectbox("Workspace to archive", active, index=None, key="archive_id")
-        if chosen and _is_confirmed(
-            f"archive_{chosen}", "Archive it", "All its keys stop working at once."
-        ):
-            path = f"/admin/v1/workspaces/{segment(chosen)}/archive"
-            _change(path, {}, f"{chosen} was archived.")
-        archived = [workspace.id for workspace in workspaces if workspace.archived_at is not None]
-        if archived:
-            restored = st.selectbox("Workspace to restore", archived, index=None, key="restore_id")
-            if restored and st.button("Restore it", key="restore"):
-                path = f"/admin/v1/workspaces/{segment(restored)}/restore"
-                _change(path, {}, f"{restored} was restored.")
+        _draw_archive([entry.id for entry in workspaces if entry.archived_at is None])
+        _draw_restore([entry.id for entry in workspaces if entry.archived_at is not None])
     with right:
         label = st.selectbox("Key to revoke", list(key_ids), index=None, key="revoke_label")
         if label and _is_confirmed(
@@ -376,8 +369,27 @@ def _draw_ends(workspaces: list[Workspace], key_ids: dict[str, str]) -> None:
             _change(path, {}, "The key was revoked.")
 
 
+def _draw_archive(active_ids: list[str]) -> None:
+    workspace_id = st.selectbox("Workspace to archive", active_ids, index=None, key="archive_id")
+    if workspace_id and _is_confirmed(
+        f"archive_{workspace_id}", "Archive it", "All its keys stop working at once."
+    ):
+        path = f"/admin/v1/workspaces/{segment(workspace_id)}/archive"
+        _change(path, {}, f"{workspace_id} was archived.")
+
+
+def _draw_restore(archived_ids: list[str]) -> None:
+    if not archived_ids:
+        return
+    workspace_id = st.selectbox("Workspace to restore", archived_ids, index=None, key="restore_id")
+    if workspace_id and st.button("Restore it", key="restore"):
+        path = f"/admin/v1/workspaces/{segment(workspace_id)}/restore"
+        _change(path, {}, f"{workspace_id} was restored.")
+
+
 def _is_confirmed(key: str, label: str, warning: str) -> bool:
-    """Draw a warning, a box and a button. Whether the box is ticked and the button was clicked."""
+    """Draw a warning, a box and a button. Return whether the box is ticked and the button was
+    clicked."""
     st.warning(warning, icon=":material/warning:")
     is_sure = st.checkbox("I am sure", key=f"sure_{key}")
     return st.button(label, key=f"do_{key}", type="primary", disabled=not is_sure)
@@ -385,12 +397,14 @@ def _is_confirmed(key: str, label: str, warning: str) -> bool:
 
 def _change(path: str, body: dict[str, Any], message: str) -> None:
     """Ask the gateway for a change, and run the page again with the outcome above the forms.
-    `message` is the outcome of a change that was made. A form whose change was refused keeps what
-    was typed."""
+
+    `message` is the outcome if the change is made. A form whose change is refused keeps what was
+    typed.
+    """
     key = ""
     session = viewer.session()
     try:
-        # Only the answer to a change that makes a key has a key.
+        # An answer has a key only if the change made one.
         key = session.client.change("POST", path, dict[str, Any], body).get("key", "")
         st.session_state[_NUM_CHANGES] = st.session_state.get(_NUM_CHANGES, 0) + 1
     except NotAnswered as error:

@@ -50,10 +50,10 @@ def test_savings_say_of_which_prefixes_nothing_is_judged_and_of_what_their_sums_
         words = said(show(url, "savings", **day))
         assert "1 prefix is of several models" in words
         assert "not of the chosen one" not in words
-        unjudged = f"Of 1 prefix with another TTL than {' and '.join(JUDGED_TTLS)} none is judged."
+        unjudged = f"1 prefix has another TTL than {' and '.join(JUDGED_TTLS)}"
         assert unjudged in words
         words = said(show(url, "savings", **day, model="m"))
-        assert "Their sums are of all their models, not of the chosen one." in words
+        assert "The sums of such a row are of all its models, not of the chosen one." in words
         assert unjudged in words
         words = said(show(url, "savings", **day, model="n"))
         assert "not of the chosen one" in words and unjudged not in words

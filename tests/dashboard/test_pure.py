@@ -378,7 +378,7 @@ def test_a_place_says_how_exactly_it_is_known() -> None:
     exact = msgspec.structs.replace(differs("system_changed", 9), is_exact=True)
     assert known_to(exact).startswith("The place is exact")
     floor = msgspec.structs.replace(differs("system_changed", 9), grid_characters=4096)
-    assert known_to(floor).startswith("The place is known to 4,096 characters")
+    assert known_to(floor).startswith("The place is known to within 4,096 characters")
 
 
 def test_a_date_in_front_is_moved_before_anything_is_marked() -> None:
