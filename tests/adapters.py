@@ -37,8 +37,8 @@ def write_adapter(
     base = model if isinstance(model, PreTrainedModel) else auto.from_pretrained(model)
     targets = targets if isinstance(targets, str) else list(targets)
     torch.manual_seed(seed)
-    wanted = LoraConfig(task_type="CAUSAL_LM", target_modules=targets, **config)
-    peft = get_peft_model(base, wanted).eval()
+    lora_config = LoraConfig(task_type="CAUSAL_LM", target_modules=targets, **config)
+    peft = get_peft_model(base, lora_config).eval()
     for name, parameter in peft.named_parameters():
         if "lora_" in name:
             parameter.data.normal_(std=std)

@@ -169,11 +169,11 @@ def without_collector() -> Iterator[None]:
     gc.collect()
     gc.disable()
     _keep_freed_memory(is_kept=True)
-    kept = [bytes(size) for _ in range(_HEAP_ROUNDS) for size in range(16, 496, 16)][::50]
+    live_objects = [bytes(size) for _ in range(_HEAP_ROUNDS) for size in range(16, 496, 16)][::50]
     try:
         yield
     finally:
-        kept.clear()
+        live_objects.clear()
         _keep_freed_memory(is_kept=False)
         gc.enable()
 

@@ -92,8 +92,10 @@ class Relay:
                 skip_auto_headers=("user-agent", "accept", "accept-encoding", "content-type"),
             ) as answer,
         ):
-            got = {k: v for k, v in answer.headers.items() if k.lower() not in HOP_BY_HOP}
-            response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=got)
+            reply_headers = {k: v for k, v in answer.headers.items() if k.lower() not in HOP_BY_HOP}
+            response = web.StreamResponse(
+                status=answer.status, reason=answer.reason, headers=reply_headers
+            )
             exchange = Exchange(request.method, request.path, answer.status, body, bytearray())
             self.exchanges.append(exchange)
             # A client may leave as soon as it has read the last event.

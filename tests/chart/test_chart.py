@@ -93,8 +93,11 @@ def test_it_renders_strictly_and_selectors_find_their_pods(values: Manifest) -> 
             "PodMonitor": lambda m: m["spec"]["selector"]["matchLabels"],
         }.get(kind)
         if selector is not None:
-            wanted = selector(manifest).items()
-            assert any(wanted <= labels_of_pod.items() for labels_of_pod in labels), (kind, name)
+            selected_labels = selector(manifest).items()
+            assert any(selected_labels <= labels_of_pod.items() for labels_of_pod in labels), (
+                kind,
+                name,
+            )
 
 
 @pytest.mark.parametrize(

@@ -41,14 +41,14 @@ def run_sequence(engine: Engine, seed: int, longest: int) -> list[str]:
         tail = counted.input_tokens - ends[-1]
         want = model.run(talk.blocks(ends, Marks(marks)), t=now, g=tail, scope=scope)
         usage = engine.ask(conversation, scope, *marks.items(), minimum=MINIMUM).usage
-        got = {
+        counts = {
             "inp": usage.input_tokens,
             "read": usage.cache_read_tokens,
             "w5": usage.cache_write_5m_tokens,
             "w1": usage.cache_write_1h_tokens,
         }
-        if got != want:
-            differences.append(f"seed {seed} request {number}: {got} instead of {want}")
+        if counts != want:
+            differences.append(f"seed {seed} request {number}: {counts} instead of {want}")
     for scope in scopes:
         engine.drop(scope)
     return differences

@@ -71,7 +71,7 @@ def test_a_named_tool_takes_no_room_in_the_prompt_and_may_be_forced(engine: Engi
 def test_an_assistant_message_at_the_end_is_continued(engine: Engine) -> None:
     need(engine, "own_template")
     request = demand(engine)
-    more = [*request.prompt.messages, Message("assistant", [TextPart("A lease is a")])]
-    prompt = msgspec.structs.replace(request.prompt, messages=more)
+    messages = [*request.prompt.messages, Message("assistant", [TextPart("A lease is a")])]
+    prompt = msgspec.structs.replace(request.prompt, messages=messages)
     reply = answer(engine, msgspec.structs.replace(request, prompt=prompt))
     assert reply.finished and not reply.text().startswith("A lease is a")

@@ -132,12 +132,12 @@ def percent(part: float, whole: float) -> str:
 
 def token_seconds(facts: Facts, engine: int) -> float | None:
     """The time of a token by the steps that the ledger keeps of an engine."""
-    kept = rows(
+    sums_rows = rows(
         facts.load.data,
         f"""SELECT prefill_times FROM epoch_reports
             WHERE engine = 'engine-{engine}' AND prefill_times IS NOT NULL""",
     )
-    return slope(added(msgspec.json.decode(text, type=PrefillSums) for (text,) in kept))
+    return slope(added(msgspec.json.decode(text, type=PrefillSums) for (text,) in sums_rows))
 
 
 def add_time_avoided(table_: Table, page: str, facts: Facts, app: AppTest) -> None:
@@ -153,10 +153,10 @@ def add_time_avoided(table_: Table, page: str, facts: Facts, app: AppTest) -> No
     sql = formats.seconds(sum(known) if known else None)
     table_.add(page, name, value, sql=sql)
     unknown = sum(read_tokens[engine] for engine, time in times.items() if time is None)
-    more = f", {formats.compact(unknown)} of them not timed" if unknown else ""
+    untimed_words = f", {formats.compact(unknown)} of them not timed" if unknown else ""
     outside = sum(turn.read for turn in facts.turns)
-    sentence = f"{formats.compact(sum(read_tokens.values()))} tokens read{more}"
-    counted = f"{formats.compact(outside)} tokens read{more}"
+    sentence = f"{formats.compact(sum(read_tokens.values()))} tokens read{untimed_words}"
+    counted = f"{formats.compact(outside)} tokens read{untimed_words}"
     table_.add(page, f"{name}, below", below, sql=sentence, outside=counted)
 
 

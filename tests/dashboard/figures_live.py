@@ -78,14 +78,18 @@ def _add_holders(table_: Table, facts: Facts, app: AppTest) -> None:
     table_.add("memory", "Who fills it: Blocks, of all", blocks, outside=total, of="Blocks")
     by_workspace = holders.set_index("Workspace")
     for workspace in facts.load.keys:
-        held = {
+        leased_by_workspace = {
             (turn.engine, turn.prefix): -(-(turn.written) // BLOCK)
             for turn in living(facts)
             if turn.written and turn.workspace == workspace
         }
         leased = by_workspace.loc[workspace, "Leased"]
         table_.add(
-            "memory", f"{workspace}: Leased", float(leased), outside=sum(held.values()), of="Leased"
+            "memory",
+            f"{workspace}: Leased",
+            float(leased),
+            outside=sum(leased_by_workspace.values()),
+            of="Leased",
         )
     for column, state in (
         ("Active", "active"),
@@ -161,14 +165,14 @@ def add_prefixes(table_: Table, facts: Facts, app: AppTest) -> None:
     texts = len({(turn.workspace, turn.prefix) for turn in alive if turn.written})
     prefixes = formats.counted(texts, "prefix is", "prefixes are")
     table_.add("prefixes", "promised, in the sentence", sentence, outside=f"{prefixes} promised")
-    held = table(app, "Ends in")
+    entries_table = table(app, "Ends in")
     by_entry = {(entry["entry"], entry["tokens"]): entry for entry in entries}
     for column, name in (("Tokens", "tokens"), ("Blocks", "blocks"), ("Reads", "reads")):
-        value = float(held[column].sum())
+        value = float(entries_table[column].sum())
         outside = sum(entry[name] for entry in by_entry.values())
         table_.add("prefixes", f"entries: {column}", value, outside=outside, of=column)
     reads = sum(turn.read > 0 for turn in alive)
-    value = float(held["Reads"].sum())
+    value = float(entries_table["Reads"].sum())
     table_.add("prefixes", "entries: Reads, by clients", value, outside=reads, of="Reads")
     _add_savings(table_, facts, app)
     soonest = min(entry["expires_in_seconds"] for entry in leased)
@@ -178,17 +182,17 @@ def add_prefixes(table_: Table, facts: Facts, app: AppTest) -> None:
         "prefixes", "Ends next", 60 * int(minutes) + int(seconds), outside=soonest, apart=60.0
     )
     column = "TTL left"
-    left = sum(entry["expires_in_seconds"] / TTLS[entry["ttl"]].seconds for entry in entries)
+    ttl_shares = sum(entry["expires_in_seconds"] / TTLS[entry["ttl"]].seconds for entry in entries)
     table_.add(
         "prefixes",
         f"entries: {column}",
-        float(held[column].sum()),
-        outside=left,
+        float(entries_table[column].sum()),
+        outside=ttl_shares,
         apart=len(entries) * 0.2,
         of=column,
     )
     column = "Shared by"
-    value = float(held[column].sum())
+    value = float(entries_table[column].sum())
     expected = sum(entry["shared_by"] for entry in entries)
     table_.add("prefixes", f"entries: {column}", value, outside=expected, of=column)
 
@@ -197,7 +201,7 @@ def _add_savings(table_: Table, facts: Facts, app: AppTest) -> None:
     """What the held entries saved."""
     entries = facts.entries
     alive = living(facts)
-    held = table(app, "Ends in")
+    entries_table = table(app, "Ends in")
     now = {(turn.workspace, turn.prefix) for turn in alive if turn.written}
     held_ones = [turn for turn in facts.turns if (turn.workspace, turn.prefix) in now]
     names = ", ".join(f"'{entry['name']}'" for entry in entries)
@@ -209,7 +213,7 @@ def _add_savings(table_: Table, facts: Facts, app: AppTest) -> None:
         name: nano / 1e9 for name, nano in facts.rows(f"prefix, {SAVED}", rest="GROUP BY prefix")
     }
     column = "Net saved ($)"
-    value = float(held[column].sum())
+    value = float(entries_table[column].sum())
     expected = sum(of_prefix.get(entry["name"], 0.0) for entry in entries)
     table_.add("prefixes", f"entries: {column}, of each", value, sql=expected, of=column)
     column = "Tokens read per token written"
@@ -222,9 +226,9 @@ def _add_savings(table_: Table, facts: Facts, app: AppTest) -> None:
     table_.add(
         "prefixes",
         f"entries: {column}",
-        float(held[column].sum()),
+        float(entries_table[column].sum()),
         outside=outside_sum,
-        apart=0.005 * len(held),
+        apart=0.005 * len(entries_table),
         of=column,
     )
 
@@ -241,16 +245,16 @@ def add_fleet(table_: Table, facts: Facts, app: AppTest) -> None:
     add_engine_rows(table_, "fleet", facts, app)
     missed = "miss_reason = 'engine_restart'"
     again = facts.value(f"COALESCE(SUM({WRITTEN}), 0)", missed)
-    seen = Counter[tuple[str, str]]()
+    num_writes = Counter[tuple[str, str]]()
     outside = 0
     turns = 0
     for life in range(NUM_KILLS + 1):
         of_life = facts.of(engine=KILLED, life=life)
         writing_turns = [turn for turn in of_life if turn.written]
-        lost = [turn for turn in writing_turns if seen[turn.workspace, turn.prefix]]
+        lost = [turn for turn in writing_turns if num_writes[turn.workspace, turn.prefix]]
         outside += sum(turn.written for turn in lost)
         turns += len(lost)
-        seen.update((turn.workspace, turn.prefix) for turn in writing_turns)
+        num_writes.update((turn.workspace, turn.prefix) for turn in writing_turns)
     label = "Written again"
     value, below = card(app, label)
     table_.add("fleet", label, value, sql=formats.compact(again), outside=formats.compact(outside))
@@ -262,12 +266,12 @@ def add_fleet(table_: Table, facts: Facts, app: AppTest) -> None:
     ):
         value = float(restarts[column].sum())
         table_.add("fleet", f"restarts: {column}", value, sql=sql, outside=counted, of=column)
-    held = "available_tokens IS NOT NULL"
+    where_known = "available_tokens IS NOT NULL"
     captured = "MAX(COALESCE(captured_tokens, 0), cache_read_tokens + automatic_tokens)"
     label = "Read of what was held"
     sql = percent(
-        facts.value("SUM(cache_read_tokens + automatic_tokens)", held),
-        facts.value(f"SUM(MAX(available_tokens, {captured}))", held),
+        facts.value("SUM(cache_read_tokens + automatic_tokens)", where_known),
+        facts.value(f"SUM(MAX(available_tokens, {captured}))", where_known),
     )
     table_.add("fleet", label, card(app, label)[0], sql=sql)
     engines = {engine["name"]: engine for engine in facts.load.fleet.gateway.get("engines")}

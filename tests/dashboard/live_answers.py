@@ -36,15 +36,15 @@ def made(kind: type[msgspec.Struct], **fields: Any) -> Answers:
     return blanks | fields
 
 
-def blank(wanted: Any) -> Any:
+def blank(field_type: Any) -> Any:
     """The least value of a type: None, the first of a choice, 0, or empty."""
-    origin = get_origin(wanted)
-    parts = get_args(wanted)
+    origin = get_origin(field_type)
+    parts = get_args(field_type)
     if origin in (Union, UnionType):
         return None if type(None) in parts else blank(parts[0])
     if origin in (Annotated, Literal):
         return parts[0] if origin is Literal else blank(parts[0])
-    kind = list if origin is Sequence else origin or wanted
+    kind = list if origin is Sequence else origin or field_type
     return made(kind) if issubclass(kind, msgspec.Struct) else kind()
 
 
@@ -65,8 +65,8 @@ def stats(total: int) -> Answers:
     parts = {"free": free, "leased": total // 2, "cached": total // 4, "shared": total // 8}
     counters = {"copied_blocks": 3, "leases_expired": 2, "evicted_entries": 1}
     blocks = made(BlockStats, total=total, **parts)
-    more = {"blocks": blocks, "counters": counters, "running": 1, "num_leases": 1}
-    return made(Stats, epoch="e" * 32, uptime_seconds=75.0, **more)
+    numbers = {"blocks": blocks, "counters": counters, "running": 1, "num_leases": 1}
+    return made(Stats, epoch="e" * 32, uptime_seconds=75.0, **numbers)
 
 
 def memory(num_cells: int) -> Answers:
@@ -89,7 +89,7 @@ def engine_memory(num_cells: int) -> list[Answers]:
         return [made(fleet.EngineMemory, name="engine-0", status="down")]
     names = {"name": "engine-0", "status": "ready", "backend": "native", "model": "m"}
     blocks = stats(num_cells)["blocks"]
-    held = [
+    entries = [
         made(
             fleet.Held,
             workspace="mine",
@@ -104,7 +104,7 @@ def engine_memory(num_cells: int) -> list[Answers]:
             ),
         )
     ]
-    reports = {"stats": stats(num_cells), "memory": memory(num_cells), "held": held}
+    reports = {"stats": stats(num_cells), "memory": memory(num_cells), "held": entries}
     return [made(fleet.EngineMemory, kv_bytes_per_token=1024, state_blocks=3, **names, **reports)]
 
 

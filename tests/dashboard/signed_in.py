@@ -59,8 +59,16 @@ def table(app: AppTest, column: str) -> Any:
 
 def said(app: AppTest, *kinds: str) -> str:
     """All that the page says, or that its elements of these kinds say."""
-    wanted = kinds or ("text", "info", "markdown", "caption", "warning", "error", "subheader")
-    return " ".join(str(element.value) for kind in wanted for element in app.get(kind))
+    element_kinds = kinds or (
+        "text",
+        "info",
+        "markdown",
+        "caption",
+        "warning",
+        "error",
+        "subheader",
+    )
+    return " ".join(str(element.value) for kind in element_kinds for element in app.get(kind))
 
 
 def press(app: AppTest, label: str) -> AppTest:

@@ -203,9 +203,9 @@ def test_fleet_says_what_restarts_cost_and_where_hits_are_lost(figures: Figures)
     app = figures.page("fleet")
     restarts = table(app, "Turns that read less for it")
     assert sorted(restarts["Engine"]) == ["engine-0", "engine-1"], "one restart of each"
-    held = "MAX(captured_tokens, cache_read_tokens + automatic_tokens)"
+    captured_sql = "MAX(captured_tokens, cache_read_tokens + automatic_tokens)"
     available, captured, delivered, prompt, count = figures.row(
-        f"""SUM(MAX(available_tokens, {held})), SUM({held}),
+        f"""SUM(MAX(available_tokens, {captured_sql})), SUM({captured_sql}),
             SUM(cache_read_tokens + automatic_tokens), SUM({PROMPT}), COUNT(*)""",
         where="available_tokens IS NOT NULL",
     )

@@ -57,9 +57,9 @@ class SdkClients:
     def broken(self) -> list[Told]:
         return [answer for answer in self.told.values() if answer.has_error_event]
 
-    async def begun(self, more: int) -> None:
+    async def begun(self, num_more: int) -> None:
         """Wait until so many more turns have begun to answer."""
-        enough = len(self.told) + more
+        enough = len(self.told) + num_more
         await asyncio.to_thread(eventually, lambda: len(self.told) >= enough)
 
     async def run(self, count: int) -> None:

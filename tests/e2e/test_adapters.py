@@ -229,8 +229,8 @@ def test_unloading_waits_for_its_requests_and_ends_its_leases(either: Engine) ->
     request = either.request(prompt(*words), SCOPE, (0, "1h"), max_tokens=3000)
     with either.stream(msgspec.structs.replace(request, adapter=blue)) as stream:
         stream.start()
-        left = either.client.delete("/v1/adapters/blue")
-        assert left.status_code == 200 and msgspec.json.decode(left.content)["is_leaving"]
+        reply = either.client.delete("/v1/adapters/blue")
+        assert reply.status_code == 200 and msgspec.json.decode(reply.content)["is_leaving"]
         with pytest.raises(Refused) as refused:
             ask(either, words, digest=blue)
         assert refused.value.status == 404

@@ -95,10 +95,10 @@ def test_a_lease_is_found_by_its_answer_and_ended(fleet: Fleet, keys: dict[str, 
     assert fleet.gateway.get("leases/kept")["lost"] == before["lost"]
 
 
-def said(reply: httpx.Response, wanted: str) -> str:
+def said(reply: httpx.Response, entry_id: str) -> str:
     """What a refusal says, whatever was asked for."""
     message: str = reply.json()["error"]["message"]
-    return message.replace(wanted, "ID")
+    return message.replace(entry_id, "ID")
 
 
 def _moving(entry: dict[str, Any]) -> dict[str, Any]:

@@ -75,8 +75,8 @@ def lease_of(url: str, name: str | None) -> list[dict[str, Any]]:
 def test_a_cached_content_is_a_lease_with_name_and_time(sdk: genai.Client, url: str) -> None:
     content = create(sdk, "a lease")
     assert content.usage_metadata is not None and content.expire_time is not None
-    left = content.expire_time - datetime.now(UTC)
-    assert timedelta(seconds=LIFE - 120) < left <= timedelta(seconds=LIFE)
+    time_left = content.expire_time - datetime.now(UTC)
+    assert timedelta(seconds=LIFE - 120) < time_left <= timedelta(seconds=LIFE)
     [lease] = lease_of(url, content.name)
     assert lease["entry"]["state"] == "leased" and lease["workspace"] == "default"
     assert lease["entry"]["tokens"] == content.usage_metadata.total_token_count

@@ -240,10 +240,10 @@ def test_a_bad_image_is_a_400_of_the_dialect_that_names_the_block(house: House) 
             for data in files:
                 content = [text("See."), block(png()), block(data)]
                 for call in (client.messages.count_tokens, client.messages.create):
-                    more = {} if call == client.messages.count_tokens else {"max_tokens": 4}
+                    options = {} if call == client.messages.count_tokens else {"max_tokens": 4}
                     messages: Any = [{"role": "user", "content": content}]
                     with pytest.raises(BadRequestError) as raised:
-                        call(model=MODEL, messages=messages, **more)
+                        call(model=MODEL, messages=messages, **options)
                     error = raised.value.body["error"]  # type: ignore[index]
                     assert error["type"] == "invalid_request_error"
                     assert error["message"].startswith("messages.0.content.2")

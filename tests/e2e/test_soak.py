@@ -127,8 +127,8 @@ async def run_streams(fleet: Fleet, count: int, max_tokens: int) -> list[Answer]
     async def stream(http: httpx.AsyncClient, index: int) -> Answer:
         gateway = fleet.gateways[index % len(fleet.gateways)]
         handbook = f"Handbook {index % _HANDBOOKS}. {rules}"
-        more = {"stream": True, "max_tokens": max_tokens}
-        body = body_of(gateway.model, handbook, f"stream {index}", **more)
+        options = {"stream": True, "max_tokens": max_tokens}
+        body = body_of(gateway.model, handbook, f"stream {index}", **options)
         return await ask(http, body, gateway.url + MESSAGES, API_HEADERS)
 
     async with client() as http:
@@ -156,8 +156,8 @@ def disorder(names: list[str], text: str, max_tokens: int) -> str:
     order = ["message_start", "content_block_start", "content_block_stop"]
     if ends != [*order, "message_delta", "message_stop"]:
         return f"events {ends}"
-    wanted = " ".join(["synthetic", *(str(index) for index in range(max_tokens - 1))])
-    return "" if text == wanted else f"text {text[:80]!r}… of {len(text)} characters"
+    expected_text = " ".join(["synthetic", *(str(index) for index in range(max_tokens - 1))])
+    return "" if text == expected_text else f"text {text[:80]!r}… of {len(text)} characters"
 
 
 @dataclass

@@ -55,8 +55,10 @@ def test_what_marks_nothing_is_held_where_the_setting_says_so(tmp_path: Path) ->
                 assert usage.cache_read_input_tokens == whole, "all that was held is read"
                 assert extension(after)["auto_cache"] == {"mode": "conversation", "ttl": "5m"}
             top = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
-            for system, more in ((marked(RULES), {}), (RULES, {"extra_body": top})):
-                holdfast = extension(ask(sdk, [{"role": "user", "content": "Hi"}], system, **more))
+            for system, options in ((marked(RULES), {}), (RULES, {"extra_body": top})):
+                holdfast = extension(
+                    ask(sdk, [{"role": "user", "content": "Hi"}], system, **options)
+                )
                 assert "auto_cache" not in holdfast and len(holdfast["breakpoints"]) == 1
             row = {"model": "synthetic", "max_tokens": 3, "system": RULES}
             params: Any = {**row, "messages": [{"role": "user", "content": "Who sleeps where?"}]}

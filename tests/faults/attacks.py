@@ -83,7 +83,7 @@ class Neighbour:
             pass
         return int(answer.split(b" ", 2)[1]) if answer.startswith(b"HTTP/") else 0
 
-    def head(self, *more: str) -> bytes:
+    def head(self, *header_lines: str) -> bytes:
         lines = [
             f"POST {MESSAGES} HTTP/1.1",
             "host: x",
@@ -91,7 +91,7 @@ class Neighbour:
             "anthropic-version: 2023-06-01",
             "content-type: application/json",
         ]
-        return "\r\n".join([*lines, *more, "", ""]).encode()
+        return "\r\n".join([*lines, *header_lines, "", ""]).encode()
 
 
 async def _read(reply: httpx.Response) -> int:
@@ -331,8 +331,8 @@ async def short_batches(who: Neighbour, rng: random.Random) -> int:
 
 async def strange_protocols(who: Neighbour, rng: random.Random) -> int:
     """Upgrades to websockets and HTTP/2, each on a connection of its own."""
-    wanted = rng.choice(("websocket", "h2c"))
-    headers = {"connection": "Upgrade", "upgrade": wanted, "sec-websocket-version": "13"}
+    protocol = rng.choice(("websocket", "h2c"))
+    headers = {"connection": "Upgrade", "upgrade": protocol, "sec-websocket-version": "13"}
     headers["sec-websocket-key"] = "dGhlIHNhbXBsZSBub25jZQ=="
     try:
         reply = await who.client.get("/v1/models", headers=headers)

@@ -26,10 +26,10 @@ METRICS = b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n"
 _LIVEZ = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
-def head(key: str | None, *more: str) -> bytes:
+def head(key: str | None, *header_lines: str) -> bytes:
     """Of a message, with this key or without one."""
     lines = [f"POST {MESSAGES} HTTP/1.1", "host: x", "anthropic-version: 2023-06-01"]
-    lines += ["content-type: application/json", *more]
+    lines += ["content-type: application/json", *header_lines]
     if key is not None:
         lines.append(f"x-api-key: {key}")
     return "\r\n".join([*lines, "", ""]).encode()
@@ -111,8 +111,8 @@ def saying(pieces: Callable[[str], Iterable[bytes]], *, has_key: bool = False) -
     return attack
 
 
-def endless(more: bytes, header: str = _CHUNKED) -> Callable[[str], Iterator[bytes]]:
-    return lambda key: chain([head(key or None, header)], repeat(more))
+def endless(piece: bytes, header: str = _CHUNKED) -> Callable[[str], Iterator[bytes]]:
+    return lambda key: chain([head(key or None, header)], repeat(piece))
 
 
 def single_headers(key: str) -> Iterator[bytes]:
@@ -168,9 +168,9 @@ async def crowd_of_refusals(who: Neighbour, rng: random.Random) -> int:
     return await _rounds(who, _posted(who, MESSAGES, {"max_tokens": -1}), num_answers=1)
 
 
-def _posted(who: Neighbour, path: str, more: dict[str, object]) -> bytes:
-    message = {**who.message("hello"), **more}
-    if "max_tokens" not in more:
+def _posted(who: Neighbour, path: str, fields: dict[str, object]) -> bytes:
+    message = {**who.message("hello"), **fields}
+    if "max_tokens" not in fields:
         del message["max_tokens"]
     body = json.dumps(message).encode()
     begin = head(who.client.headers["x-api-key"], f"content-length: {len(body)}")

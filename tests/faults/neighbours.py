@@ -67,17 +67,17 @@ class Seen:
 
 async def watch(victim: Victim, seconds: float) -> Seen:
     """Ask one question after another for so long; at least three."""
-    seen = Seen()
+    answers = Seen()
     until = time.monotonic() + seconds
-    while time.monotonic() < until or len(seen.whole) + len(seen.failures) < 3:
+    while time.monotonic() < until or len(answers.whole) + len(answers.failures) < 3:
         answer = await victim.ask()
         if answer.error or answer.first_seconds is None:
-            seen.failures.append(f"{answer.status} {answer.error or 'no token'}")
+            answers.failures.append(f"{answer.status} {answer.error or 'no token'}")
         else:
-            seen.first.append(answer.first_seconds)
-            seen.whole.append(answer.seconds)
+            answers.first.append(answer.first_seconds)
+            answers.whole.append(answer.seconds)
         await asyncio.sleep(PAUSE_SECONDS)
-    return seen
+    return answers
 
 
 async def watch_stranger(url: str, statuses: Counter[int]) -> None:
@@ -107,8 +107,8 @@ def attacking(
 
 def attack(name: str, job: dict[str, str]) -> int:
     """The attacker's process: send until told to stop, then print the statuses."""
-    wanted = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))
+    most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     statuses: Counter[int] = Counter()
     try:
         asyncio.run(_attack(name, job, statuses))

@@ -68,9 +68,9 @@ class Findings:
 
     rows: list[tuple[str, str, bool]] = field(default_factory=list)
 
-    def note(self, what: str, seen: object, is_right: bool) -> None:
-        self.rows.append((what, str(seen), is_right))
-        print(f"{'ok ' if is_right else 'NOT'} {what}: {seen}", flush=True)
+    def note(self, what: str, value: object, is_right: bool) -> None:
+        self.rows.append((what, str(value), is_right))
+        print(f"{'ok ' if is_right else 'NOT'} {what}: {value}", flush=True)
 
 
 class Plugged:
@@ -168,8 +168,12 @@ def look_at_losses(vllm: Plugged, gateway: str, findings: Findings) -> None:
     until = time.monotonic() + LOSS_SECONDS
     while vllm.entries("best_effort") and time.monotonic() < until:
         time.sleep(0.1)
-    left = vllm.entries("leased"), vllm.entries("best_effort")
-    findings.note("the same after a flood by others, without a turn", left, left == (leased, 0))
+    entries_after = vllm.entries("leased"), vllm.entries("best_effort")
+    findings.note(
+        "the same after a flood by others, without a turn",
+        entries_after,
+        entries_after == (leased, 0),
+    )
 
 
 def look_at_forgery(vllm: Plugged, count: int, findings: Findings) -> None:
@@ -191,12 +195,12 @@ def look_at_forgery(vllm: Plugged, count: int, findings: Findings) -> None:
         forgeries.failed,
         forgeries.failed == 0,
     )
-    more = after["leases"]["blocks"] - before["leases"]["blocks"]
+    more_blocks = after["leases"]["blocks"] - before["leases"]["blocks"]
     entries = after["num_entries"] - before["num_entries"]
     findings.note(
         f"blocks and entries held for {count} forged ones",
-        (more, entries),
-        (more, entries) == (0, 0),
+        (more_blocks, entries),
+        (more_blocks, entries) == (0, 0),
     )
 
 

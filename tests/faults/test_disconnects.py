@@ -26,8 +26,10 @@ PLACES = ("in the head", "in the body", "before the answer", "in the answer", "a
 def body_of(rng: random.Random, stream: bool) -> bytes:
     """One of a few marked prompts, so that there are reads and races, and a new question."""
     text = f"Handbook {rng.randrange(8)}. " + "Another rule. " * rng.choice((30, 300))
-    more = {"max_tokens": rng.choice((1, 20, 200)), "stream": stream}
-    return json.dumps(load.body_of("synthetic", text, f"question {rng.random()}", **more)).encode()
+    options = {"max_tokens": rng.choice((1, 20, 200)), "stream": stream}
+    return json.dumps(
+        load.body_of("synthetic", text, f"question {rng.random()}", **options)
+    ).encode()
 
 
 async def leave(url: str, rng: random.Random, where: Where) -> None:

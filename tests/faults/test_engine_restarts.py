@@ -41,8 +41,10 @@ class Askers:
 
     def go_on(self) -> None:
         """Wait until everybody has read what they wrote, and is asking again."""
-        wanted = [len(answers) + 3 for answers in self.answers]
-        eventually(lambda: all(len(a) >= n for a, n in zip(self.answers, wanted, strict=True)))
+        least_answers = [len(answers) + 3 for answers in self.answers]
+        eventually(
+            lambda: all(len(a) >= n for a, n in zip(self.answers, least_answers, strict=True))
+        )
 
     def stop(self) -> None:
         self._stopping.set()

@@ -62,11 +62,11 @@ def test_counts_in_any_order_close_each_turn_once(tmp_path: Path) -> None:
         metrics = Metrics()
         reconciler = Reconciler(journal, [witness], metrics, charge, lambda: 0.0)
         truth: dict[str, int] = {}
-        left = [record(journal, n) for n in range(turns)]
+        open_turns = [record(journal, n) for n in range(turns)]
         for _ in range(events):
             match rng.randrange(6):
-                case 0 if left:
-                    turn = left.pop()
+                case 0 if open_turns:
+                    turn = open_turns.pop()
                     await journal.open(turn)
                     reconciler.take_over(turn)
                     truth[turn.id] = rng.randrange(1000)

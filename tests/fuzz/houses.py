@@ -39,7 +39,7 @@ def running_machines(
 ) -> Iterator[Machines]:
     """One engine for each model; the synthetic ones answer at once."""
     with ExitStack() as stack:
-        wanted = []
+        house_settings = []
         for name, share in zip(MODELS, LEASE_SHARES, strict=True):
             settings: dict[str, Any] = {
                 "CLOCK": "manual",
@@ -58,9 +58,9 @@ def running_machines(
             if backend == "vllm":
                 settings["MODEL"] = write_tiny_model(directory / name, head_dim=32)
                 settings["BLOCK_SIZE"] = VLLM_BLOCK_SIZE
-            wanted.append(settings)
+            house_settings.append(settings)
         named = "native" if backend == "hybrid" else backend
-        engines = stack.enter_context(running_engines(named, wanted))
+        engines = stack.enter_context(running_engines(named, house_settings))
         yield Machines(engines, slots)
 
 

@@ -93,10 +93,10 @@ class Player:
                 # The copy in the prompt's own blocks outlives it, and is no entry.
                 turn = replace(turn, document=None)
         want = self._reference(turn, begin=self.now)
-        got = self.server.ask(turn)
+        outcome = self.server.ask(turn)
         if turn.document is not None and want is not None:
-            want = self._with_document(turn, turn.document, want, got)
-        self._compare(turn, self._next_number(), got, want)
+            want = self._with_document(turn, turn.document, want, outcome)
+        self._compare(turn, self._next_number(), outcome, want)
         if turn.end == "left":
             self.tally["broken off after the first event"] += 1
 
@@ -104,16 +104,16 @@ class Player:
         return turn.model, turn.scope, turn.talk.texts[document.segment]
 
     def _with_document(
-        self, turn: Turn, document: Document, want: Counts, got: Outcome
+        self, turn: Turn, document: Document, want: Counts, outcome: Outcome
     ) -> Counts | None:
         """The counts by the contract, and with an entry of the document by itself.
 
         How many tokens that has, the server alone knows: more than it has words, and no more than
         its segment. Of the others so many are computed as were asked for.
         """
-        assert got.document is not None
-        size = sum(got.document)
-        recomputed = got.document[1]
+        assert outcome.document is not None
+        size = sum(outcome.document)
+        recomputed = outcome.document[1]
         sizes = self.server.machines.sizes(turn)
         at = document.segment
         end = sizes.ends[at]
@@ -200,8 +200,8 @@ class Player:
         marks = turn.marks
         kind = ""
         if turn.keep is not None:
-            kept = -(-int(sizes.ends[turn.keep] * KEEP) // BLOCK) * BLOCK
-            if not LEAST_KEPT <= kept < sizes.ends[turn.keep]:
+            num_kept = -(-int(sizes.ends[turn.keep] * KEEP) // BLOCK) * BLOCK
+            if not LEAST_KEPT <= num_kept < sizes.ends[turn.keep]:
                 return None
             # Marks in front hold nothing. From this one on entries are found by their kind alone.
             behind = {at: ttl for at, ttl in marks.explicit.items() if at >= turn.keep}
@@ -221,35 +221,35 @@ class Player:
             return None
         return want["inp"], want["read"], want["w5"], want["w1"]
 
-    def _compare(self, turn: Turn, number: int, got: Outcome, want: Counts | None) -> None:
-        self._count(turn, got)
-        if got.usage != want:
+    def _compare(self, turn: Turn, number: int, outcome: Outcome, want: Counts | None) -> None:
+        self._count(turn, outcome)
+        if outcome.usage != want:
             self.differences.append(
-                f"seed {self._seed} turn {number}: (input, read, 5m, 1h) {got.usage}, "
+                f"seed {self._seed} turn {number}: (input, read, 5m, 1h) {outcome.usage}, "
                 f"the reference model says {want}"
             )
         elif want is not None and turn.keep is None and turn.document is None:
-            self._compare_marks(turn, number, got, want[1])
+            self._compare_marks(turn, number, outcome, want[1])
 
-    def _compare_marks(self, turn: Turn, number: int, got: Outcome, read_tokens: int) -> None:
+    def _compare_marks(self, turn: Turn, number: int, outcome: Outcome, read_tokens: int) -> None:
         """A breakpoint has a reason where the reference reads less than what stands up to it."""
         ends = self.server.machines.sizes(turn).ends
         marked = sorted(resolved(turn.talk, turn.marks))
-        has_reason = [reason is not None for reason in got.missed]
+        has_reason = [reason is not None for reason in outcome.missed]
         if has_reason != [ends[segment] > read_tokens for segment in marked]:
             self.differences.append(
-                f"seed {self._seed} turn {number}: missed {got.missed}, the reference model reads"
-                f" {read_tokens} tokens of marks at {[ends[segment] for segment in marked]}"
+                f"seed {self._seed} turn {number}: missed {outcome.missed}, the reference model"
+                f" reads {read_tokens} tokens of marks at {[ends[segment] for segment in marked]}"
             )
-        self.tally.update(f"mark: {reason}" for reason in got.missed if reason is not None)
+        self.tally.update(f"mark: {reason}" for reason in outcome.missed if reason is not None)
 
-    def _count(self, turn: Turn, got: Outcome) -> None:
+    def _count(self, turn: Turn, outcome: Outcome) -> None:
         """The exercised cases, by the server's own report."""
         self.tally["turns"] += 1
-        if got.usage is None:
+        if outcome.usage is None:
             self.tally["refused"] += 1
             return
-        _, read_tokens, short, long = got.usage
+        _, read_tokens, short, long = outcome.usage
         self.tally["hits"] += read_tokens > 0
         self.tally["full hits"] += read_tokens > 0 and short + long == 0
         self.tally["partial hits"] += read_tokens > 0 and short + long > 0
@@ -263,10 +263,10 @@ class Player:
         self.tally["of other scopes"] += turn.scope > 0
         self.tally["of the second model"] += turn.model > 0
         self.tally["automatic markers"] += turn.marks.automatic is not None
-        if got.miss_reason is not None:
-            self.tally[f"miss: {got.miss_reason}"] += 1
+        if outcome.miss_reason is not None:
+            self.tally[f"miss: {outcome.miss_reason}"] += 1
         ttls = [ttl for _, ttl in sorted(resolved(turn.talk, turn.marks).items())]
-        for ttl, (has, state) in zip(ttls, got.entries, strict=True):
+        for ttl, (has, state) in zip(ttls, outcome.entries, strict=True):
             self.tally["cross-TTL matches"] += has is not None and has != ttl
             self.tally["best-effort entries"] += state == "best_effort"
             self.tally["best-effort hits"] += state == "best_effort" and short + long == 0

@@ -212,10 +212,10 @@ def choose_marks(rng: random.Random, talk: Talk, ttls: tuple[Ttl, ...] = ("1h", 
     The one-hour ones first, none on thinking. Of one TTL where `ttls` has one only.
     """
     places = [index for index, kind in enumerate(talk.kinds) if kind != "thinking"]
-    wanted = rng.choice([0, 1, 1, 1, 2, 2, 3, 4])
-    is_automatic = wanted > 0 and rng.random() < 0.4
-    last = [places[-1]] if wanted and not is_automatic and rng.random() < 0.7 else []
-    others = rng.sample(places, min(max(wanted - 1, 0), len(places)))
+    num_marks = rng.choice([0, 1, 1, 1, 2, 2, 3, 4])
+    is_automatic = num_marks > 0 and rng.random() < 0.4
+    last = [places[-1]] if num_marks and not is_automatic and rng.random() < 0.7 else []
+    others = rng.sample(places, min(max(num_marks - 1, 0), len(places)))
     chosen = sorted({*last, *others})[-4:]
     if is_automatic:
         chosen = [place for place in chosen if place != places[-1]][-3:]

@@ -102,8 +102,8 @@ def stack(shared: Stack) -> Iterator[Stack]:
     engine.secret = ScriptedEngine.secret
     engine.is_mounted = True
     engine.entries.clear()
-    kept = (engine.requests, engine.refused, engine.unheld, engine.folded, engine.inexact)
-    for store in kept:
+    stores = (engine.requests, engine.refused, engine.unheld, engine.folded, engine.inexact)
+    for store in stores:
         store.clear()
     eventually(shared.is_ready)
     yield shared

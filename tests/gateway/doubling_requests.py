@@ -210,8 +210,8 @@ def _messages_writer() -> MessageWriter:
 
 def _chat_writer() -> ChatWriter:
     paths = ["messages[0]"]
-    more = {"num_choices": 1, "include_usage": True}
-    return ChatWriter(id="r", model="m", created=0, findings=Findings("e"), paths=paths, **more)
+    options = {"num_choices": 1, "include_usage": True}
+    return ChatWriter(id="r", model="m", created=0, findings=Findings("e"), paths=paths, **options)
 
 
 def writing(make: Callable[[], Any], encode: Callable[[Any], object]) -> Callable[[Any], Work]:

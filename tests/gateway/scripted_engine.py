@@ -278,8 +278,10 @@ class ScriptedEngine:
 
     async def _records(self, body: bytes, receive: Any, send: Any) -> None:
         request_ids = msgspec.json.decode(body, type=protocol.AckRequest).request_ids
-        kept = [protocol.KeptRecord(i, self.records[i]) for i in request_ids if self.records.get(i)]
-        await _reply(send, kept)
+        kept_records = [
+            protocol.KeptRecord(i, self.records[i]) for i in request_ids if self.records.get(i)
+        ]
+        await _reply(send, kept_records)
 
     async def _stats(self, _: bytes, receive: Any, send: Any) -> None:
         blocks = reports.BlockStats(total=64, free=64, active=0, leased=0, best_effort=0, cached=0)

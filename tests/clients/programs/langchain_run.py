@@ -21,8 +21,10 @@ mode, url, key, name, prompt = sys.argv[1:]
 handbook = " ".join(f"Rule {n}: the staff must file form {n * 7} before noon." for n in range(80))
 model: BaseChatModel
 if mode == "anthropic":
-    kept = {"cache_control": {"type": "ephemeral"}}
-    model = ChatAnthropic(model=name, base_url=url, api_key=key, max_tokens=500, model_kwargs=kept)
+    marker = {"cache_control": {"type": "ephemeral"}}
+    model = ChatAnthropic(
+        model=name, base_url=url, api_key=key, max_tokens=500, model_kwargs=marker
+    )
 else:
     is_responses = mode == "openai"
     base = f"{url}/v1"

@@ -13,9 +13,9 @@ from llama_index.llms.openai_like import OpenAILike
 mode, url, key, name, prompt = sys.argv[1:]
 llm: FunctionCallingLLM
 if mode == "anthropic":
-    kept = {"cache_control": {"type": "ephemeral"}}
+    marker = {"cache_control": {"type": "ephemeral"}}
     llm = Anthropic(
-        name, base_url=url, api_key=key, max_tokens=500, additional_kwargs=kept, timeout=120
+        name, base_url=url, api_key=key, max_tokens=500, additional_kwargs=marker, timeout=120
     )
 elif mode == "openai-chat":
     tools = {"is_chat_model": True, "is_function_calling_model": True}

@@ -31,18 +31,18 @@ def check(world: "World") -> None:
     _check_references(world)
     check_holdings(world)
     for life in world.lives:
-        held = life.found.pinned if life.found else []
-        if held:
+        pinned_blocks = life.found.pinned if life.found else []
+        if pinned_blocks:
             assert life.found is not None
-            _check_content(world, held, life.kept[: life.found.read])
+            _check_content(world, pinned_blocks, life.kept[: life.found.read])
         _check_content(world, life.table.blocks, life.kept[: life.table.num_tokens])
         for index, count in life.table.beyond.items():
             start = index * world.block_size
-            wanted = life.kept[start : start + count]
+            expected_tokens = life.kept[start : start + count]
             if index in life.table.incoming:
-                _check_content(world, [life.table.incoming[index]], wanted)
+                _check_content(world, [life.table.incoming[index]], expected_tokens)
                 continue
-            _check_content(world, [life.table.blocks[index]], wanted)
+            _check_content(world, [life.table.blocks[index]], expected_tokens)
     for entry in world.entries.live():
         scope, tokens = world.meaning[entry.key]
         assert entry.scope == scope and entry.tokens == len(tokens)
@@ -67,7 +67,7 @@ def check_holdings(world: "World") -> None:
         pass
     parts = list(cells_of(world.cache, 3, owners))
     holdings = sum((part.holdings for part in parts), start=Count())
-    wanted = Count()
+    expected_counts = Count()
     for block in world.pool.blocks:
         standing = [e for e in world.entries.live() if any(b is block for b in e.blocks)]
         standing.sort(key=lambda entry: (not entry.is_leased, entry.tokens))
@@ -84,8 +84,8 @@ def check_holdings(world: "World") -> None:
             continue
         scope = entry.scope if entry else world.cache.scopes.get(block.owner)
         assert scope is not None and world.hasher.root(scope) == block.owner
-        wanted[scope, entry, state] += 1
-    assert _by_key(holdings) == _by_key(wanted), "the holdings are not the blocks"
+        expected_counts[scope, entry, state] += 1
+    assert _by_key(holdings) == _by_key(expected_counts), "the holdings are not the blocks"
     cells = [cell for part in parts for cell in part.cells]
     free, active, leased, best_effort, cached = (
         sum(getattr(cell, name) for cell in cells)
@@ -111,36 +111,36 @@ def _by_key(count: Count) -> dict[tuple[str | None, bytes | None, str], int]:
 
 
 def _check_content(world: "World", blocks: Sequence[Block], tokens: Sequence[int]) -> None:
-    held: list[int] = []
+    content_tokens: list[int] = []
     for position, block in enumerate(blocks):
         if block.tier == "disk":
             content = content_on_disk(world, block)
             start = position * world.block_size
-            held += content or tokens[start : start + world.block_size]
+            content_tokens += content or tokens[start : start + world.block_size]
             continue
         memory = world.host_memory if block.is_away else world.memory
-        held += memory[block.block_id]
-    assert held[: len(tokens)] == list(tokens), "other content than promised"
+        content_tokens += memory[block.block_id]
+    assert content_tokens[: len(tokens)] == list(tokens), "other content than promised"
 
 
 def _check_references(world: "World") -> None:
-    wanted: Counter[Block] = Counter()
+    ref_counts: Counter[Block] = Counter()
     for life in world.lives:
-        wanted.update(life.table.blocks)
-        wanted.update(life.table.incoming.values())
+        ref_counts.update(life.table.blocks)
+        ref_counts.update(life.table.incoming.values())
         if life.found is not None:
-            wanted.update(life.found.pinned)
+            ref_counts.update(life.found.pinned)
     for entry in world.entries.live():
         if entry.is_leased and entry.lease_tier == "device":
-            wanted.update(entry.blocks)
+            ref_counts.update(entry.blocks)
     if world.store is not None:
         for job in world.store._jobs.values():
-            wanted.update(job.blocks)
-        wanted.update(block for block, _ in world.store._pending.values())
+            ref_counts.update(job.blocks)
+        ref_counts.update(block for block, _ in world.store._pending.values())
         for entry in world.store.copies.entries():
-            wanted.update(entry.stored or ())
+            ref_counts.update(entry.stored or ())
     for block in world.blocks():
-        assert block.ref_count == wanted[block], "references do not add up"
+        assert block.ref_count == ref_counts[block], "references do not add up"
 
 
 def check_pool(pool: BlockPool) -> None:
@@ -177,8 +177,8 @@ def check_pool(pool: BlockPool) -> None:
     assert all(block.digest == digest for digest, block in pool._index.items())
     assert all(share.num_owned > 0 for share in shares)
     check_order(pool._largest, shares)
-    held = Counter(block.share.owner for block in pool.blocks if block.share is not None)
-    assert held == {share.owner: share.num_owned for share in shares}
+    num_by_owner = Counter(block.share.owner for block in pool.blocks if block.share is not None)
+    assert num_by_owner == {share.owner: share.num_owned for share in shares}
     assert pool.num_leased == sum(b.lease_count > 0 for b in pool.blocks)
     assert pool.num_shared == sum(b.ref_count > 1 for b in pool.blocks)
     counts = pool.counts()
@@ -210,23 +210,23 @@ def check_entries(entries: Entries) -> None:
     assert all(entries.get(entry.key) is entry for entry in leased)
     assert entries._num_lapsed == sum(entry.is_lapsed for entry in entries._by_key.values())
     if entries._store is not None:
-        held = set(entries._store.copies.entries())
-        assert held <= set(entries._by_key.values()), "the store holds an ended entry"
+        stored_entries = set(entries._store.copies.entries())
+        assert stored_entries <= set(entries._by_key.values()), "the store holds an ended entry"
 
 
 def check_leases(leases: Leases) -> None:
     """Leases, references and budgets agree."""
     references: Counter[int] = Counter()
     for name, scope in leases._scopes.items():
-        held: set[int] = set()
+        leased_ids: set[int] = set()
         for entry in scope.entries:
             assert entry.is_leased and entry.scope == name
             ids = [block.block_id for block in entry.blocks]
-            held.update(ids)
+            leased_ids.update(ids)
             references.update(ids)
         check_order(scope.to_lower, scope.entries)
         check_order(scope.to_end, scope.entries)
-        assert scope.num_blocks == len(held)
+        assert scope.num_blocks == len(leased_ids)
     for block in leases._pool.blocks:
         assert block.lease_count == references[block.block_id]
     assert leases._pool.num_leased <= leases.max_blocks

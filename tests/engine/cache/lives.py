@@ -66,11 +66,11 @@ class Expected:
 def leased_blocks(world: "World") -> dict[str, int]:
     """What each scope's leases hold, counted from the entries. Forgets leases that ended."""
     world.entries.leases.take_ended()
-    held: dict[str, set[int]] = {}
+    blocks_by_scope: dict[str, set[int]] = {}
     for entry in world.entries.live():
         if entry.is_leased and entry.lease_tier == "device":
-            held.setdefault(entry.scope, set()).update(b.block_id for b in entry.blocks)
-    return {scope: len(blocks) for scope, blocks in held.items()}
+            blocks_by_scope.setdefault(entry.scope, set()).update(b.block_id for b in entry.blocks)
+    return {scope: len(blocks) for scope, blocks in blocks_by_scope.items()}
 
 
 def note_yielded(world: "World", scope: str, before: dict[str, int]) -> None:
@@ -78,13 +78,15 @@ def note_yielded(world: "World", scope: str, before: dict[str, int]) -> None:
     budget = int(world.num_blocks * world.lease_share)
     shares = {name: int(budget * share) for name, share in world.used_shares.items()}
     ended = [end.entry for end in world.entries.leases.take_ended() if end.reason == "yielded"]
-    kept = [e for e in world.entries.live() if e.is_leased and e.lease_tier == "device"]
+    leased_entries = [e for e in world.entries.live() if e.is_leased and e.lease_tier == "device"]
     for entry in ended:
         assert entry.stored is None, "it could have moved down"
         assert entry.scope != scope and before[entry.scope] > shares[entry.scope]
-        assert all(e.expires_at >= entry.expires_at for e in kept if e.scope == entry.scope)
+        assert all(
+            e.expires_at >= entry.expires_at for e in leased_entries if e.scope == entry.scope
+        )
         world.expected[world.meaning[entry.key]].is_promised = False
-    assert not ended or any(entry.scope == scope for entry in kept), "yielded in vain"
+    assert not ended or any(entry.scope == scope for entry in leased_entries), "yielded in vain"
 
 
 def note_new_leases(world: "World") -> None:

@@ -113,8 +113,8 @@ def seconds_a_lease(count: int) -> float:
         lease(count + turn)
         assert leases.sacrifice() and leases.sacrifice()
         times.append(time.thread_time() - began)
-        for more in range(2):
-            lease(2 * count + 2 * turn + more)
+        for place in range(2):
+            lease(2 * count + 2 * turn + place)
     check_leases(leases)
     return sorted(times)[len(times) // 2]
 

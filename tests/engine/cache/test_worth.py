@@ -57,8 +57,8 @@ def test_worth_is_the_largest_ratio_of_uses_to_block_seconds(
     worth._reused[0] = array("d", reused)
     worth._begun[0] = begun
     worth._learn(0)
-    wanted = worth_by_definition(reused, begun, first)
-    assert worth._worth[0][first] == pytest.approx(wanted, rel=1e-6, abs=1e-12)
+    expected_worth = worth_by_definition(reused, begun, first)
+    assert worth._worth[0][first] == pytest.approx(expected_worth, rel=1e-6, abs=1e-12)
 
 
 def test_each_use_end_and_distance_has_a_class_within_the_table() -> None:

@@ -52,13 +52,13 @@ class WatchedPool(BlockPool):
         self.owners = {block.block_id: NOBODY for block in self.blocks}
 
     def allocate(self, index: int = 0, owner: Digest = NOBODY) -> Block:
-        held: Counter[Digest] = Counter()
+        num_by_owner: Counter[Digest] = Counter()
         ranks: dict[BlockId, tuple[bool, float, int, int]] = {}
         num_empty = 0
         followed = {block.parent for block in self.blocks} - {None}
         for block in self.blocks:
             if block.ref_count or block.has_content:
-                held[self.owners[block.block_id]] += 1
+                num_by_owner[self.owners[block.block_id]] += 1
             else:
                 num_empty += 1
             if block.has_content and not block.ref_count:
@@ -77,12 +77,20 @@ class WatchedPool(BlockPool):
         same = (ranks[block_id] for block_id, giver in before.items() if giver == loser)
         assert ranks[block.block_id] == min(same), "not what makes way first"
         if loser == owner:
-            assert all(held[giver] <= held[owner] + 1 for giver in givers), "spared who holds more"
+            assert all(num_by_owner[giver] <= num_by_owner[owner] + 1 for giver in givers), (
+                "spared who holds more"
+            )
         else:
-            assert held[loser] == max(held[giver] for giver in givers), "not of who holds most"
-            assert owner not in givers or held[loser] > held[owner] + 1, "took from who holds less"
-            if len(givers) == len(held | {owner: 1}):
-                assert held[loser] * len(held) > len(self.blocks), "took of an equal part"
+            assert num_by_owner[loser] == max(num_by_owner[giver] for giver in givers), (
+                "not of who holds most"
+            )
+            assert owner not in givers or num_by_owner[loser] > num_by_owner[owner] + 1, (
+                "took from who holds less"
+            )
+            if len(givers) == len(num_by_owner | {owner: 1}):
+                assert num_by_owner[loser] * len(num_by_owner) > len(self.blocks), (
+                    "took of an equal part"
+                )
         return block
 
     @contextmanager
@@ -238,13 +246,13 @@ class World:
 
     def compute(self, life: Life, count: int) -> None:
         """Write the KV of the next `count` tokens that can be computed where the table says."""
-        kept = life.kept
+        kept_tokens = life.kept
         for start, stop in list(life.table.gaps(life.table.reachable(len(life.tokens)))):
             stop = min(stop, start + count)
             for position in range(start, stop):
                 block = life.table.blocks[position // self.block_size]
                 assert block.ref_count == 1, "a write to a block that somebody else references"
-                self.memory[block.block_id][position % self.block_size] = kept[position]
+                self.memory[block.block_id][position % self.block_size] = kept_tokens[position]
                 if not life.is_started:
                     life.computed.add(position)
             life.table.commit(life.tokens[start:stop])
@@ -426,9 +434,9 @@ class World:
         marked = [ends[point.segment] for point in query.breakpoints]
         last = max((end for end in marked if end >= query.min_cache_tokens), default=0)
         readable = {}
-        kept = kept_of(query.tokens, query.digests.kind)
+        kept_tokens = kept_of(query.tokens, query.digests.kind)
         for end in ends:
-            known = self._present((query.scope, tuple(kept[:end])))
+            known = self._present((query.scope, tuple(kept_tokens[:end])))
             if end <= last and known and known.ready_at <= query.arrived_at < known.expires_at:
                 readable[end] = known
         return readable

@@ -286,9 +286,9 @@ def test_own_first_layers_before_anothers_compute_what_torch_does(
             rows = caches[0 if layer < depth else 1].layers[layer]
             cache.update(rows.keys, rows.values, layer)
         with torch.inference_mode():
-            wanted = model.plain(
+            expected_logits = model.plain(
                 torch.tensor([prompt[read_tokens:]]), past_key_values=cache
             ).logits[0, -1]
-        assert relative_difference(logits, wanted) <= BOUND
+        assert relative_difference(logits, expected_logits) <= BOUND
         is_exact = relative_difference(logits, model.plain_logits(prompt)) <= BOUND
         assert is_exact == (depth == num_layers)

@@ -358,8 +358,10 @@ def test_draws_that_the_likeliest_tokens_do_not_decide_are_drawn_whole() -> None
             Work(token_ids=[1], start=row, block_table=[row, row], sample=how)
             for row, how in enumerate(params)
         ]
-        wanted = sample_rows(logits[:4], params[:4], [work.next_position for work in works[:4]])
-        assert graphs.execute(works) == [*wanted, int(logits[4].argmax())]
+        expected_tokens = sample_rows(
+            logits[:4], params[:4], [work.next_position for work in works[:4]]
+        )
+        assert graphs.execute(works) == [*expected_tokens, int(logits[4].argmax())]
     assert (graphs.drawn.numbers[1, [0, 1]] == 0).any(), "the likeliest tokens decided all"
 
 

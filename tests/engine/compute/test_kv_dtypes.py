@@ -70,8 +70,14 @@ def test_bytes_follow_the_type_and_a_head_that_int4_can_not_pair_is_refused() ->
     plain = KvLayout(**shape)  # type: ignore[arg-type]
     assert plain.bytes_per_token == 4096
     taken = [replace(plain, kv_dtype=kind).bytes_per_token for kind in KINDS]
-    wanted = {"float16": 2048, "bfloat16": 2048, "fp8_e4m3": 1024, "int8": 1088, "int4": 640}
-    assert dict(zip(KINDS, taken, strict=True)) == wanted
+    expected_bytes = {
+        "float16": 2048,
+        "bfloat16": 2048,
+        "fp8_e4m3": 1024,
+        "int8": 1088,
+        "int4": 640,
+    }
+    assert dict(zip(KINDS, taken, strict=True)) == expected_bytes
     with pytest.raises(NotSizable, match="even"):
         new_codec("int4", 15)
 

@@ -91,8 +91,8 @@ def test_placed_documents_compute_what_torch_does(both_attentions: Models, famil
         place_documents(runner, compressor, prompt, spans, apart, prompt_blocks, recompute)
         last = Work(token_ids=prompt[140:], start=140, block_table=prompt_blocks, sample=GREEDY)
         logits = runner.logits([last])[0]
-        wanted = expected_logits(model, prompt, spans, recompute)
-        assert relative_difference(logits, wanted) <= BOUND
+        plain_logits = expected_logits(model, prompt, spans, recompute)
+        assert relative_difference(logits, plain_logits) <= BOUND
         is_exact = relative_difference(logits, model.plain_logits(prompt)) <= BOUND
         assert is_exact == (recompute in (1000, 1.0))
 

@@ -89,7 +89,7 @@ def test_rows_are_drawn_together_as_each_alone() -> None:
         logits = spreads.repeat(cases // 4, 1) * torch.randn(cases, width, generator=generator)
         logits[3, 5:] = float("-inf")
         logits[7] = 0.0
-        wanted = [
+        row_params = [
             SampleParams(
                 temperature=(0.3, 1.0, 2.0)[row % 3],
                 top_p=(1.0, 0.9, 0.3, 0.0)[row % 4],
@@ -99,8 +99,8 @@ def test_rows_are_drawn_together_as_each_alone() -> None:
             for row in range(cases)
         ]
         positions = list(range(100, 100 + cases))
-        alone = [sample(logits[row], wanted[row], positions[row]) for row in range(cases)]
-        assert sample_rows(logits, wanted, positions) == alone
+        alone = [sample(logits[row], row_params[row], positions[row]) for row in range(cases)]
+        assert sample_rows(logits, row_params, positions) == alone
         assert len(set(alone)) > cases // 2
 
 
@@ -110,9 +110,9 @@ def test_min_p_and_repetition_penalties_are_those_of_transformers() -> None:
     for share in (0.0, 0.02, 0.3, 1.0):
         for heat in (0.5, 1.0, 2.0):
             allowed = MinPLogitsWarper(share)(torch.tensor([[]]), logits / heat).isfinite()
-            wanted = SampleParams(temperature=heat, top_p=1.0, top_k=0, seed=4, min_p=share)
+            params = SampleParams(temperature=heat, top_p=1.0, top_k=0, seed=4, min_p=share)
             for row in range(2):
-                drawn = Counter(sample(logits[row], wanted, at) for at in range(400))
+                drawn = Counter(sample(logits[row], params, at) for at in range(400))
                 assert all(allowed[row, token] for token in drawn)
                 assert share < 1 or len(drawn) == 1
     token_ids = [3, 3, 17, 400]

@@ -160,11 +160,11 @@ class FakeRunner:
     ) -> Iterator[int]:
         memory = [slot for block in move.sources for slot in self.memory[block]]
         assert memory[: compression.of] == list(tokens[: compression.of])
-        kept = chosen(memory, compression)
+        kept_tokens = chosen(memory, compression)
         for start, end in move.ranges:
             for place in range(start, end):
                 block, slot = divmod(place, self._size)
-                self.memory[move.targets[block]][slot] = kept[place]
+                self.memory[move.targets[block]][slot] = kept_tokens[place]
                 if not (place + 1) % self._size:
                     yield 1
 
@@ -209,12 +209,12 @@ class FakeRunner:
         if work.state is None:
             return
         source, target = work.state
-        seen = [slot for block in work.block_table for slot in self.memory[block]]
+        numbers = [slot for block in work.block_table for slot in self.memory[block]]
         assert (source is None) == (work.start == 0)
         for number, block in enumerate(source or ()):
-            assert self.memory[block] == [state_of(seen[: work.start]) + number] * self._size
+            assert self.memory[block] == [state_of(numbers[: work.start]) + number] * self._size
         for number, block in enumerate(target):
-            state = state_of(seen[: work.start + len(work.token_ids)]) + number
+            state = state_of(numbers[: work.start + len(work.token_ids)]) + number
             self.memory[block] = [state] * self._size
 
     def _answer(self, work: Work) -> TokenId | None:
@@ -244,8 +244,8 @@ def in_memory(state: RequestState) -> list[TokenId]:
         return list(query.tokens)
     prompt = state.prompt
     if prompt.compression is not None:
-        kept = chosen(prompt.real, prompt.compression)
-        return [*kept, *query.tokens[prompt.compression.kept :]]
+        kept_tokens = chosen(prompt.real, prompt.compression)
+        return [*kept_tokens, *query.tokens[prompt.compression.kept :]]
     tokens = list(prompt.real or query.tokens)
     for document in prompt.placed:
         num = document.copied - document.start
@@ -470,8 +470,8 @@ class Harness:
         if end is None:
             return None
         size = self.pool.block_size
-        kept = max(int(end * share) // size, 1) * size
-        return compressed(query, self.cache, Compression("keydiff", share, end, kept))
+        num_kept = max(int(end * share) // size, 1) * size
+        return compressed(query, self.cache, Compression("keydiff", share, end, num_kept))
 
     def _submit(
         self,

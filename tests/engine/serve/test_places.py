@@ -62,14 +62,14 @@ async def stay(url: str, head: bytes, ends: Counter[str], leaving: asyncio.Event
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(head)
         reading = asyncio.create_task(reader.read())
-        left = asyncio.create_task(leaving.wait())
-        await asyncio.wait([reading, left], return_when=asyncio.FIRST_COMPLETED)
+        departure = asyncio.create_task(leaving.wait())
+        await asyncio.wait([reading, departure], return_when=asyncio.FIRST_COMPLETED)
         if not reading.done():
             ends["stayed"] += 1
             reading.cancel()
         else:
             answer = reading.result()
-        left.cancel()
+        departure.cancel()
         writer.close()
     except OSError:
         pass

@@ -108,8 +108,8 @@ def test_what_a_workspace_drops_is_gone_from_the_disk(engine: StoredEngine) -> N
     files = set(engine.path.glob("blocks/*/*"))
     engine.accounting.drop("mine", None)
     engine.drop_files("mine")
-    left = set(engine.path.glob("blocks/*/*"))
-    assert len(files - left) == 6 and len(left) == 8
+    remaining_files = set(engine.path.glob("blocks/*/*"))
+    assert len(files - remaining_files) == 6 and len(remaining_files) == 8
     again = engine.restart(is_killed=True)
     assert read_of(again.say(PREFIX, scope="mine")) == 0
     assert read_of(again.say(OTHER, scope="theirs")) == 30

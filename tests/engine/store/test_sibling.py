@@ -65,11 +65,11 @@ def test_what_a_sibling_wrote_is_read_to_the_token_and_told(pair: Pair) -> None:
     assert (reused(first), started(first).read_tier) == (22, "disk")
     assert started(first).miss_reason is None
     # What it wrote is of the kind, and read from its own blocks with what stands behind.
-    more = words(400, 7)
-    second = pair.ask(PREFIX, QUESTION, more, sibling=0)
+    next_text = words(400, 7)
+    second = pair.ask(PREFIX, QUESTION, next_text, sibling=0)
     assert (read_of(second), reused(second), started(second).read_tier) == (22, 22, "device")
     assert started(second).usage.cache_write_5m_tokens == len(QUESTION)
-    third = pair.ask(PREFIX, QUESTION, more)
+    third = pair.ask(PREFIX, QUESTION, next_text)
     assert (read_of(third), reused(third)) == (22 + len(QUESTION), 22)
     kinds = [entry for entry in pair.own.entries.live() if entry.kind == SIBLING.kind_up_to(22)]
     assert {(entry.tokens, entry.is_leased) for entry in kinds} == {(22, True), (27, True)}

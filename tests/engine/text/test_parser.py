@@ -267,9 +267,9 @@ def test_a_call_streams_and_ends_the_turn_with_tool_use() -> None:
     assert (blocks_of(deltas), parser.finish) == ([("text", HERMES)], "stop")
 
 
-@pytest.mark.parametrize("more", [HERMES, " and text", "<tool_call>{", "<tool_ca"])
-def test_nothing_behind_the_first_call_is_told_without_parallel_calls(more: str) -> None:
-    text = "Hm. " + HERMES.replace("}}", "} }") + more
+@pytest.mark.parametrize("tail", [HERMES, " and text", "<tool_call>{", "<tool_ca"])
+def test_nothing_behind_the_first_call_is_told_without_parallel_calls(tail: str) -> None:
+    text = "Hm. " + HERMES.replace("}}", "} }") + tail
     deltas, _ = turn(text, tool_choice=ToolChoice(parallel=False), stops=["}}"])
     assert [kind for kind, _ in blocks_of(deltas)] == ["text", "f"]
 

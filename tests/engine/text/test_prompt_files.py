@@ -26,9 +26,9 @@ def folder(path: Path, *, tokenizer: bool = True) -> Path:
 
 
 def test_templates_of_the_folder_are_read_and_tools_have_their_own(tmp_path: Path) -> None:
-    more = folder(tmp_path) / "additional_chat_templates"
-    more.mkdir()
-    more.joinpath("tool_use.jinja").write_text(
+    templates_folder = folder(tmp_path) / "additional_chat_templates"
+    templates_folder.mkdir()
+    templates_folder.joinpath("tool_use.jinja").write_text(
         "TOOLS {{ tools | length }} {{ messages[0].content }}"
     )
     renderer = ChatRenderer(read_prompt_files(str(tmp_path)))

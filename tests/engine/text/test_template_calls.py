@@ -249,10 +249,10 @@ def test_a_replayed_call_has_the_tokens_that_were_sampled(path: Path) -> None:
     model = model_of(path)
     if model.tool_format is None:
         pytest.skip("its model calls no tools")
-    first, *more = (replayed(model, turn) for turn in turns_of(model))
+    first, *others = (replayed(model, turn) for turn in turns_of(model))
     if path not in REAL_PATHS or path.stem in OF_REAL:
         assert (first == "same") == (path.stem not in OTHER_TOKENS)
-    assert "other tokens" not in (first, *more)
+    assert "other tokens" not in (first, *others)
 
 
 def test_a_list_is_read_where_the_tags_of_its_values_are_control_tokens() -> None:

@@ -21,9 +21,9 @@ def test_an_engine_that_is_away_is_not_taken_for_purged(tmp_path: Path) -> None:
             report = Admin(url).post("purge", {"workspace": "default"})
     (engine_report,) = report["engines"]
     assert (engine_report["engine"], engine_report["purged"]) == ("engine-0", False)
-    (left,) = report["left"]
-    assert left.startswith("pending for engine-0: not known, ")
-    assert engine_report["detail"] in left
+    (line,) = report["left"]
+    assert line.startswith("pending for engine-0: not known, ")
+    assert engine_report["detail"] in line
 
 
 @dataclass

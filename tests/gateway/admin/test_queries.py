@@ -99,8 +99,8 @@ def test_every_bad_value_of_every_parameter_is_a_400_that_names_it(
             assert error["message"].startswith(f"{name}: "), (name, values, error)
             assert len(error["message"]) < 200
         if parameter["required"]:
-            left = {key: value for key, value in needed.items() if key != name}
-            message = ask(http, path, method, left).json()["error"]["message"]
+            other_fields = {key: value for key, value in needed.items() if key != name}
+            message = ask(http, path, method, other_fields).json()["error"]["message"]
             assert message.startswith(f"{name}: is required")
 
 

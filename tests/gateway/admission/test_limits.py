@@ -165,12 +165,12 @@ def test_concurrency_is_bounded_and_a_client_that_goes_away_frees_what_it_took(
 
         with http.stream("POST", "/v1/messages", json=body(stream=True)) as reply:
             assert reply.status_code == 200
-            left = int(reply.headers["anthropic-ratelimit-tokens-remaining"])
-            assert left < 1_000_000
+            tokens_left = int(reply.headers["anthropic-ratelimit-tokens-remaining"])
+            assert tokens_left < 1_000_000
             with pytest.raises(anthropic.RateLimitError, match="1 concurrent") as refused:
                 sdk.messages.create(**body())
             assert refused.value.response.headers["retry-after"] == "1"
-        eventually(lambda: remaining() > left)
+        eventually(lambda: remaining() > tokens_left)
         limited.stack.engine.wait_seconds = 0.0
         eventually(lambda: http.post("/v1/messages", json=body()).status_code == 200)
 

@@ -151,12 +151,12 @@ def nonce_deep_in_a_long_text(author: Author) -> Bodies:
 
 @planted(FAULTY_BODIES, "tool_order", path="tools")
 def tools_shuffled_behind_a_marker(author: Author) -> Bodies:
-    first, *rest = tools_of(author)
+    first, *other_tools = tools_of(author)
     first["cache_control"] = MARK
     system = author.text()
     bodies = []
     for _ in range(NUM):
-        order = [first, *author.chance.sample(rest, len(rest))]
+        order = [first, *author.chance.sample(other_tools, len(other_tools))]
         bodies.append(messages_body(says("user", author.line()), tools=order, system=system))
     return bodies
 
@@ -232,10 +232,10 @@ def a_tool_that_comes_and_goes(author: Author) -> Bodies:
 @planted(FAULTY_BODIES, "varying_text", path="system.0")
 def blanks_that_come_and_go(author: Author) -> Bodies:
     text = author.text()
-    rest = author.text()
+    last_text = author.text()
     bodies = []
     for number in range(NUM):
-        system = [block(text + " " * (number % 5)), block(rest)]
+        system = [block(text + " " * (number % 5)), block(last_text)]
         bodies.append(messages_body(says("user", author.line()), system=system))
     return bodies
 

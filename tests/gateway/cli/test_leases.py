@@ -63,8 +63,8 @@ def test_each_entry_is_a_line(url: str, say: Callable[..., Said]) -> None:
     assert line.startswith(
         f"{entry['name'][:16]} {engine} default {entry['tokens']} tokens, TTL 1h"
     )
-    left = float(line.split(", ")[2].removesuffix(" s left"))
-    assert entry["expires_in_seconds"] - 120 < left <= 3600
+    seconds_left = float(line.split(", ")[2].removesuffix(" s left"))
+    assert entry["expires_in_seconds"] - 120 < seconds_left <= 3600
 
 
 @pytest.mark.parametrize("what", ["workspace", "engine"])

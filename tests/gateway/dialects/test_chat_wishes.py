@@ -174,6 +174,6 @@ def test_an_answer_names_at_most_so_many_fields_and_counts_the_others() -> None:
 def test_a_completion_tells_that_nothing_is_retained(stack: Stack) -> None:
     create: Any = stack.openai().completions.create
     for retention, paths in (("24h", ["prompt_cache_retention"]), ("in_memory", [])):
-        more = {"prompt_cache_retention": retention}
-        answer = create(model=MODEL, prompt="Once", extra_body=more)
+        options = {"prompt_cache_retention": retention}
+        answer = create(model=MODEL, prompt="Once", extra_body=options)
         assert [path for path, _ in told(answer)] == paths

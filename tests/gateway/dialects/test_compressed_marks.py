@@ -315,8 +315,8 @@ def test_an_engine_refuses_what_it_did_not_measure_or_found_too_far_from_exact()
     placed = Description(**{**_fields(description), "techniques": [wrong, right]})
     with pytest.raises(InvalidRequest, match=r"block: blocks at 4 is too far .* KL 2\.00"):
         check_capabilities(ask_of(BLOCK), placed)
-    more = {"type": "ephemeral", "holdfast": {"block": "anywhere", "recompute": 40}}
-    check_capabilities(ask_of(more), placed)
+    mark = {"type": "ephemeral", "holdfast": {"block": "anywhere", "recompute": 40}}
+    check_capabilities(ask_of(mark), placed)
 
 
 def _fields(description: Description) -> dict[str, Any]:

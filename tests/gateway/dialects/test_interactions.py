@@ -271,8 +271,8 @@ def test_choices_of_tools_keep_the_prompt(
 
 def test_an_answer_is_held_to_a_schema(keeping: Stack) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    wanted = {"type": "text", "mime_type": "application/json", "schema": schema}
-    for response_format in (wanted, [wanted], schema):
+    form = {"type": "text", "mime_type": "application/json", "schema": schema}
+    for response_format in (form, [form], schema):
         create(keeping, response_format=response_format)
         assert sent_to(keeping).output_schema == schema
     create(keeping, response_format={"type": "text"})

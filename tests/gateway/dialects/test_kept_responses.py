@@ -144,8 +144,8 @@ def test_a_conversations_items_are_added_and_deleted_and_its_metadata_changed(
     assert client.conversations.items.retrieve(first, conversation_id=talk.id) == added.data[0]
     answer = client.responses.create(model=MODEL, input="Three", conversation=talk.id)
     client.conversations.items.create(talk.id, items=[{"role": "user", "content": "Four"}])
-    left = client.conversations.items.delete(first, conversation_id=talk.id)
-    assert (left.id, left.metadata) == (talk.id, {"topic": "x"})
+    conversation = client.conversations.items.delete(first, conversation_id=talk.id)
+    assert (conversation.id, conversation.metadata) == (talk.id, {"topic": "x"})
     client.conversations.items.delete(answer.output[0].id or "", conversation_id=talk.id)
     client.responses.create(model=MODEL, input="Five", conversation=talk.id)
     texts = [text for _, text in texts_of(keeping.engine.requests[-1])]

@@ -345,13 +345,13 @@ def test_a_system_message_that_only_sets_the_effort_is_no_part_of_the_prompt(
     """`claude --bare` sends one behind each prompt, without content."""
     sets = {"role": "system", **nothing, "output_config": {"effort": "medium"}}
     go = said(text("Go. " * 200, SHORT))
-    more = said(text("And?", SHORT))
+    question = said(text("And?", SHORT))
     first = ask(stack, messages=[go, sets])
     (message,) = stack.engine.requests[-1].prompt.messages
     assert message.role == "user"
     assert told(first) == [("messages.1.output_config.effort", "this model has one effort")]
     answer = {"role": "assistant", "content": "Gone."}
-    second = ask(stack, messages=[go, sets, answer, more, sets])
+    second = ask(stack, messages=[go, sets, answer, question, sets])
     roles = [message.role for message in stack.engine.requests[-1].prompt.messages]
     assert roles == ["user", "assistant", "user"]
     assert second.usage.cache_read_input_tokens == first.usage.cache_creation_input_tokens > 100

@@ -193,11 +193,21 @@ def test_choices_are_kept_apart(stack: Stack) -> None:
 
 def test_sampling_fields_reach_the_engine(stack: Stack) -> None:
     options = {"temperature": 2, "top_p": 0.5, "seed": 3, "presence_penalty": 1.5}
-    more: dict[str, Any] = {"top_k": 20, "min_p": 0.05, "min_tokens": 2, "repetition_penalty": 1.05}
-    more |= {"stop_token_ids": [3], "allowed_token_ids": [3, 4]}
-    chat(stack, **options, max_completion_tokens=7, stop=["a", "b"], extra_body=more)
+    extra_fields: dict[str, Any] = {
+        "top_k": 20,
+        "min_p": 0.05,
+        "min_tokens": 2,
+        "repetition_penalty": 1.05,
+    }
+    extra_fields |= {"stop_token_ids": [3], "allowed_token_ids": [3, 4]}
+    chat(stack, **options, max_completion_tokens=7, stop=["a", "b"], extra_body=extra_fields)
     sampling = stack.engine.requests[-1].sampling
-    for name, value in {**options, **more, "max_tokens": 7, "stop_sequences": ["a", "b"]}.items():
+    for name, value in {
+        **options,
+        **extra_fields,
+        "max_tokens": 7,
+        "stop_sequences": ["a", "b"],
+    }.items():
         assert getattr(sampling, name) == value
     chat(stack, extra_body={"top_k": -1, "ignore_eos": True, "min_tokens": 7})
     sampling = stack.engine.requests[-1].sampling

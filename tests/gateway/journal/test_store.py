@@ -229,15 +229,15 @@ def test_an_opening_that_takes_too_long_fails_and_leaves_nothing(
     async def work(journal: Journal) -> None:
         monkeypatch.setattr(store, "_commit", commit)
         late = record(journal, 1)
-        left = record(journal, 2)
-        leaving = asyncio.create_task(journal.open(left))
+        turn = record(journal, 2)
+        leaving = asyncio.create_task(journal.open(turn))
         with pytest.raises(JournalUnavailable):
             await journal.open(late)
         leaving.cancel()
         await asyncio.sleep(0)
         monkeypatch.setattr(store, "_DEADLINE_SECONDS", 60.0)
         goes_on.set()
-        assert await journal.unknown([late.id, left.id]) == [late.id, left.id]
+        assert await journal.unknown([late.id, turn.id]) == [late.id, turn.id]
 
     on(tmp_path, work)
 
@@ -329,7 +329,7 @@ def test_a_damaged_file_is_kept_whole_and_the_journal_goes_on_with_what_can_be_r
     ids = killed(directory)
     (old,) = (directory / "instances").read_text().split()
     damage(directory)
-    left = {
+    file_bytes = {
         name: (directory / name).read_bytes() for name in FILES[:2] if (directory / name).exists()
     }
 
@@ -346,7 +346,7 @@ def test_a_damaged_file_is_kept_whole_and_the_journal_goes_on_with_what_can_be_r
     (event,) = (line for line in logged if line["event"] == "journal_damaged")
     (name,) = first.damaged
     assert event["log_level"] == "error" and event["kept"] == name
-    assert {file: (directory / name / file).read_bytes() for file in left} == left
+    assert {file: (directory / name / file).read_bytes() for file in file_bytes} == file_bytes
     turn_states = states(directory)
     assert turn_states.keys() - {f"msg_{first.instance}000099"} <= set(ids)
     for turn_id in turn_states.keys() & set(ids):

@@ -121,5 +121,5 @@ async def test_they_are_deleted_with_the_turns_of_their_day(ledger: Ledger) -> N
         watch.now += timedelta(days=1)
     await counter.flush()
     await retain(ledger, START_MS + DAY_MS, 0, 0)
-    (left,) = (await table.read(0, START_MS + 9 * DAY_MS, None, 10)).counts
-    assert left.minute_ms == (START_MS + DAY_MS) // MINUTE_MS * MINUTE_MS
+    (count,) = (await table.read(0, START_MS + 9 * DAY_MS, None, 10)).counts
+    assert count.minute_ms == (START_MS + DAY_MS) // MINUTE_MS * MINUTE_MS

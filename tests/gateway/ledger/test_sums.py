@@ -401,8 +401,8 @@ async def test_turns_arrive_while_others_are_deleted_and_summed_again(ledger: Le
     totals = await Queries(ledger).totals(Range(since_ms=ms(-1), until_ms=ms(20)))
     assert (totals.requests, totals.input_tokens) == (2400, 24_000)
     async with ledger.transaction() as connection:
-        left = await connection.execute(select(TurnRow.id))
-        assert len(left.all()) == 400
+        result = await connection.execute(select(TurnRow.id))
+        assert len(result.all()) == 400
 
 
 @pytest.mark.anyio

@@ -268,8 +268,8 @@ def check_expression(text: str, exposed: Exposed) -> None:
         for matcher in selector.matchers.matchers:
             assert matcher.name in labels | ADDED_LABELS, f"{matcher.name} in {text}"
             if matcher.name == "class":
-                wanted = set(matcher.value.split("|"))
-                assert wanted <= exposed.values[selector.name, "class"] | {"output"}, text
+                classes = set(matcher.value.split("|"))
+                assert classes <= exposed.values[selector.name, "class"] | {"output"}, text
     assert set(groupings(expression)) <= within, text
 
 

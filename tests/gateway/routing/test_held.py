@@ -223,12 +223,12 @@ def test_bisection_finds_what_looking_at_every_name_finds(depths: list[int], num
     for holdings, depth in zip(holders, depths, strict=True):
         names = [HeldName(f"{n}", n + 1) for n in range(depth)]
         begun(holdings, ChainHeld(seq=1, names=names, num_leased=depth // 2))
-    wanted = [
+    coverages = [
         Coverage(min(depth, num), 0, min(depth // 2, num)) if depth else NOTHING for depth in depths
     ]
-    assert [holdings.coverage(ends, 0.0) for holdings in holders] == wanted
+    assert [holdings.coverage(ends, 0.0) for holdings in holders] == coverages
     index.has_gaps = True
-    assert [holdings.coverage(ends, 0.0) for holdings in holders] == wanted
+    assert [holdings.coverage(ends, 0.0) for holdings in holders] == coverages
 
 
 def test_where_entries_alone_are_held_every_name_is_looked_at() -> None:

@@ -62,11 +62,11 @@ class Worker(WorkerProcess):
 
     async def run(self, kind: Kind, body: bytes, days: KnownDays | None = None) -> Answer:
         assert not self.is_busy, "two requests at once"
-        scope, _, more = body.decode().partition(" ")
+        scope, _, outcome = body.decode().partition(" ")
         self._bench.log.append(scope)
-        if more == "costly":
+        if outcome == "costly":
             raise TooCostly("time")
-        if more == "broken":
+        if outcome == "broken":
             raise OSError("too many open files")
         self.is_busy = True
         await self._bench.gates[scope].wait()
@@ -129,16 +129,16 @@ async def test_nobody_waits_for_a_start_where_a_worker_is_free_before_it() -> No
     await asyncio.gather(*tasks)
 
 
-@pytest.mark.parametrize("more", ["broken", "costly", "held"])
-async def test_a_worker_whose_request_failed_or_was_given_up_is_free_again(more: str) -> None:
+@pytest.mark.parametrize("outcome", ["broken", "costly", "held"])
+async def test_a_worker_whose_request_failed_or_was_given_up_is_free_again(outcome: str) -> None:
     bench = Bench(1)
-    first, second = await bench.send(f"a {more}", "b")
+    first, second = await bench.send(f"a {outcome}", "b")
     first.cancel()
     await asyncio.wait([first])
     bench.open("b")
     await asyncio.wait_for(second, 60)
     assert len(bench.workers) == 1
-    assert bench.workers[0].num_recovered == (more == "held")
+    assert bench.workers[0].num_recovered == (outcome == "held")
 
 
 async def test_a_request_that_is_given_up_while_it_waits_costs_no_worker() -> None:

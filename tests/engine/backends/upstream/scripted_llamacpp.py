@@ -33,8 +33,8 @@ class SlotScript(Script):
     def reuse_in_slot(self, body: dict[str, Any]) -> int:
         tokens = body["prompt"]
         number = body["id_slot"]
-        kept = [self.slots[number], *(self.ram if self.shares_ram else [])]
-        reused = max(common(cached, tokens) for cached in kept)
+        cached_prompts = [self.slots[number], *(self.ram if self.shares_ram else [])]
+        reused = max(common(cached, tokens) for cached in cached_prompts)
         if not body["cache_prompt"] and not self.ignores_wish:
             reused = 0
         self.ram.append(self.slots[number])

@@ -282,7 +282,7 @@ def test_leases_and_counts_hold_while_tokens_are_proposed(llama: Path, drafter: 
 
 
 @pytest.mark.parametrize(
-    ("config", "model", "cache", "wanted"),
+    ("config", "model", "cache", "num_bytes"),
     [
         (LLAMA, "bfloat16", "auto", 131_072),
         (LLAMA, "bfloat16", "fp8", 65_536),
@@ -295,9 +295,9 @@ def test_leases_and_counts_hold_while_tokens_are_proposed(llama: Path, drafter: 
     ],
 )
 def test_bytes_of_a_token_follow_the_caches_type_and_the_kind_of_attention(
-    config: dict[str, Any], model: str, cache: str, wanted: int
+    config: dict[str, Any], model: str, cache: str, num_bytes: int
 ) -> None:
-    assert kv_bytes(config, model, cache) == wanted
+    assert kv_bytes(config, model, cache) == num_bytes
 
 
 def group(kind: str, **fields: object) -> SimpleNamespace:

@@ -62,11 +62,11 @@ class FileScript(SlotScript):
     def reuse_in_slot(self, body: dict[str, Any]) -> int:
         number = body["id_slot"]
         tokens = body["prompt"]
-        kept = self.slots[number]
-        alike = common(kept, tokens)
+        slot_tokens = self.slots[number]
+        alike = common(slot_tokens, tokens)
         if self.has_window and self.restored[number]:
             alike = 0
-        if self.is_exact_only and alike < len(kept):
+        if self.is_exact_only and alike < len(slot_tokens):
             alike = 0
         if self.shares_ram:
             alike = max([alike, *(common(cached, tokens) for cached in self.ram)])

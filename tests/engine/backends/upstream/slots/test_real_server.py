@@ -96,13 +96,13 @@ def test_marks_survive_a_flood_and_kills_of_either(tmp_path: Path) -> None:
 MODELS = [("full", ()), ("window", ("--swa-full",)), ("hybrid", ())]
 
 
-@pytest.mark.parametrize(("model", "more"), MODELS, ids=[model for model, _ in MODELS])
+@pytest.mark.parametrize(("model", "more_flags"), MODELS, ids=[model for model, _ in MODELS])
 def test_four_marks_are_computed_once_and_read_exactly(
-    tmp_path: Path, model: str, more: tuple[str, ...]
+    tmp_path: Path, model: str, more_flags: tuple[str, ...]
 ) -> None:
     """And an answer behind a file is the one that was given when the file was written."""
     with (
-        serving(Real(tmp_path / "slots", model, flags=(*FLAGS, *more))) as real,
+        serving(Real(tmp_path / "slots", model, flags=(*FLAGS, *more_flags))) as real,
         engine_of(real) as engine,
     ):
         assert engine.keeps("hold"), engine.description.guarantees
