@@ -50,7 +50,7 @@ from engine.backends.upstream.server import (
 )
 from engine.backends.upstream.servers import SERVERS, Piece, Server, find_kind
 from engine.backends.upstream.slots.books import DiskPlan, FileEntries, SlotCache
-from engine.backends.upstream.slots.files import SlotFiles
+from engine.backends.upstream.slots.files import SlotFiles, take_directory
 from engine.backends.upstream.slots.loop import SlotLoop, SlotPlan
 from engine.backends.upstream.slots.server import SlotServer
 from engine.backends.upstream.slots.trial import FLAGS, NoLeases, SlotTrial, try_leases
@@ -73,7 +73,7 @@ from engine.schedule.accounting import Accounting, Totals
 from engine.schedule.output import OutputParser
 from engine.schedule.request import ImagePrompt
 from engine.settings import Settings
-from engine.store.files import StoreRefused
+from engine.store.files import StoreDirectory, StoreRefused
 from engine.supervisor import Supervisor
 from engine.text.renderer import ChatRenderer
 from engine.text.template.boundaries import common_length
@@ -276,6 +276,8 @@ class UpstreamBackend(EngineBackend):
         self._worker = chat_worker(settings)
         self._asking: Future[_Parts] | None = None
         self._parts: _Parts | None = None
+        # The manifest of slot files, or why there is none. None: the settings ask for none.
+        self._manifest: StoreDirectory | StoreRefused | None = None
         self._is_suspect = asyncio.Event()
         self._is_stopped = False
 
@@ -291,6 +293,9 @@ class UpstreamBackend(EngineBackend):
         self._worker = msgspec.structs.replace(self._worker, image_text=text)
         renderer = chat_renderer(self._worker)
         files = ModelFacts.of(self._settings.model, renderer)
+        if self._settings.upstream_slots:
+            # The trials use the server's slots, so the lock comes before all of them.
+            self._manifest = _manifest_in(Path(self._settings.upstream_slots))
         progress("asking the server", 0.5)
         asking = self._asking = asyncio.run_coroutine_threadsafe(
             self._wait_for_server(renderer, files, progress), self._event_loop
@@ -312,6 +317,8 @@ class UpstreamBackend(EngineBackend):
             await self._parts.server.close()
             if self._parts.files is not None:
                 await asyncio.to_thread(self._parts.files.close)
+        if isinstance(self._manifest, StoreDirectory):
+            self._manifest.close()
 
     async def stats(self) -> Stats:
         loaded = self._ready()
@@ -432,24 +439,24 @@ class UpstreamBackend(EngineBackend):
 
         Raises StoreRefused if it keeps none, UpstreamGone and UpstreamBusy.
         """
-        folder = Path(self._settings.upstream_slots)
+        manifest = self._manifest
         if facts.kind != "llamacpp":
             raise NoLeases("no server but llama.cpp's has slot files")
         if facts.isolation == "none":
             raise NoLeases(facts.isolation_note)
+        if isinstance(manifest, StoreRefused):
+            raise manifest
+        assert manifest is not None
+        folder = manifest.path.parent
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder.chmod(0o700)
             trial = await try_leases(server, renderer, facts, folder)
-            if self._disk_plan(trial, facts).budget < 1:
-                message = "ENGINE_STORE_BYTES is too small for a slot file"
-                raise StoreRefused("too_small", message)
-            files = await asyncio.to_thread(SlotFiles, folder, trial.fingerprint)
         except OSError as error:
             message = f"ENGINE_UPSTREAM_SLOTS: {folder}: {error.strerror}"
             raise StoreRefused("unusable", message) from None
+        if self._disk_plan(trial, facts).budget < 1:
+            raise StoreRefused("too_small", "ENGINE_STORE_BYTES is too small for a slot file")
         log.info("leases are kept in the server's slot files", note=trial.note)
-        return _Leases(trial, files)
+        return _Leases(trial, SlotFiles(manifest, trial.fingerprint))
 
     def _disk_plan(self, trial: SlotTrial, facts: Facts) -> DiskPlan:
         settings = self._settings
@@ -667,6 +674,22 @@ class UpstreamBackend(EngineBackend):
             longest_token_bytes=longest_token_bytes(renderer.tokenizer),
             identity=identity_of(settings.model, renderer, server=facts.model),
         )
+
+
+def _manifest_in(folder: Path) -> StoreDirectory | StoreRefused:
+    """The manifest of slot files in `folder`, or why it can't be used.
+
+    Raises UpstreamRefused where another engine has it: the server's slots are that engine's too.
+    """
+    try:
+        return take_directory(folder)
+    except StoreRefused as refusal:
+        if refusal.reason != "in_use":
+            return refusal
+        raise UpstreamRefused(
+            f"ENGINE_UPSTREAM_SLOTS: {folder} is in use by another engine, which alone may use its "
+            "server's slots"
+        ) from None
 
 
 def _image_counts(server: Server, renderer: ChatRenderer, facts: Facts) -> ImageCounts | None:

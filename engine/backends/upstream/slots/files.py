@@ -27,7 +27,7 @@ from engine.backends.upstream.server import UpstreamError
 from engine.cache.block import Entry
 from engine.cache.digests import ChainHasher
 from engine.cache.store_tier import BlockKey
-from engine.store.files import BlockReader, Damage, Missed, StoreDirectory
+from engine.store.files import BlockReader, Damage, Missed, StoreDirectory, StoreRefused
 from engine.store.journal import (
     End,
     JournalContent,
@@ -53,20 +53,32 @@ def new_part() -> str:
     return f"hf-{uuid4().hex}.part"
 
 
+def take_directory(path: Path) -> StoreDirectory:
+    """The manifest of slot files in `path`, which this process alone has until it is closed.
+
+    Raises StoreRefused. The reason is `in_use` where another engine has it.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.chmod(0o700)
+        return StoreDirectory(path / MANIFEST)
+    except OSError as error:
+        message = f"ENGINE_UPSTREAM_SLOTS: {path}: {error.strerror}"
+        raise StoreRefused("unusable", message) from None
+
+
 class SlotFiles:
     """The files of one server's slots, used on one event loop; threads do what waits for a disk.
 
-    `model` is the fingerprint of all that a file's content depends on besides its tokens. Raises
-    StoreRefused, and OSError where rights are missing.
+    `manifest` is theirs, of `take_directory`. `model` is the fingerprint of all that a file's
+    content depends on besides its tokens.
     """
 
-    def __init__(self, path: Path, model: bytes) -> None:
-        self.path = path
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.chmod(0o700)
-        self._directory = StoreDirectory(path / MANIFEST)
-        self.chain_key = self._directory.keys.chain
-        self._threads = StoreThreads(self._directory, BlockReader(model, 0, self._directory.keys))
+    def __init__(self, manifest: StoreDirectory, model: bytes) -> None:
+        self.path = manifest.path.parent
+        self._directory = manifest
+        self.chain_key = manifest.keys.chain
+        self._threads = StoreThreads(manifest, BlockReader(model, 0, manifest.keys))
         # Why the manifest can't be written. None: it can.
         self.problem: str | None = None
         self.num_failed = 0
@@ -170,11 +182,10 @@ class SlotFiles:
         return restored
 
     def close(self) -> None:
-        """Finish what was asked, and let another engine have the directory."""
+        """Finish what was asked. The manifest stays open."""
         self._hashers.shutdown(wait=False, cancel_futures=True)
         if not self._threads.close(CLOSE_SECONDS):
             log.warning("the manifest of slot files is not written to its end")
-        self._directory.close()
 
     def _names(self) -> Iterable[str]:
         """The files of ours that are there; others' are left alone."""

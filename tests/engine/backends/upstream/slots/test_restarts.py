@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from scripts.stack import serving_engine
 from tests.conformance.engines import Engine, prompt
 from tests.engine.backends.upstream.conftest import engine_before, wait_until
 from tests.engine.backends.upstream.scripted import serving_script
@@ -65,6 +66,32 @@ def test_a_lease_outlives_the_server_and_the_engine(script: FileScript) -> None:
         with engine_before(url, **settings) as engine:
             assert engine.entries(scope) == [], "another model's files are nobody's"
             assert read(engine, scope, shared) == 0
+
+
+def test_a_second_engine_ends_before_it_touches_the_slots(
+    script: FileScript, tmp_path: Path
+) -> None:
+    """It erased the first one's slots in its trials, and took the lock after them."""
+    assert script.folder is not None
+    log = tmp_path / "log"
+    with serving_script(script, ScriptedSlots) as url:
+        settings = {"UPSTREAM_SLOTS": str(script.folder), "CLOCK": "monotonic"}
+        with engine_before(url, **settings) as engine:
+            scope = engine.scope()
+            shared = engine.text(120)
+            written = write(engine, scope, shared)
+            engine.wait_until_idle()
+            num_prompts = len(script.prefills)
+            num_actions = len(script.actions)
+            before = {f"ENGINE_{name}": value for name, value in settings.items()}
+            with serving_engine("upstream", {"ENGINE_UPSTREAM": url} | before, log) as second:
+                wait_until(lambda: second.process.poll() is not None)
+                assert second.process.poll() == 1
+            assert (len(script.prefills), len(script.actions)) == (num_prompts, num_actions)
+            assert read(engine, scope, shared) == written
+    text = log.read_text("utf-8")
+    assert f"{script.folder} is in use by another engine" in text
+    assert "Traceback" not in text
 
 
 def told_of_leases(engine: Engine) -> tuple[bool, str]:
