@@ -98,9 +98,9 @@ class SlotFiles:
         """Whether its size and SHA-256 are those of the manifest."""
         return await self._hash(lambda: _is_whole(self.path / file.name, file))
 
-    async def is_there(self, file: SavedFile) -> bool:
-        """Whether it is a file of its size. Its content is not read."""
-        return await self._hash(lambda: _lack_of(self.path, file) is None)
+    async def missing(self, files: Sequence[SavedFile]) -> set[str]:
+        """The names of those that are not there with their size. Their content is not read."""
+        return await self._hash(lambda: _missing(self.path, files))
 
     def discard(self, *names: str) -> None:
         """Delete files, after what the journal was told before."""
@@ -228,6 +228,10 @@ def _lack_of(root: Path, file: SavedFile) -> Damage | None:
         return "missing"
     is_right = stat.S_ISREG(place.st_mode) and place.st_size == file.num_bytes
     return None if is_right else "short"
+
+
+def _missing(root: Path, files: Sequence[SavedFile]) -> set[str]:
+    return {file.name for file in files if _lack_of(root, file) is not None}
 
 
 def _is_whole(place: Path, expected: SavedFile) -> bool:

@@ -9,7 +9,7 @@ reused as read.
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 
@@ -44,6 +44,10 @@ log = structlog.get_logger()
 
 RETRY_SECONDS = 30.0
 """How long nothing is saved after a save that failed."""
+WATCH_SECONDS = 10.0
+"""The pause between two looks whether the files of all leases are there."""
+MAX_WATCHED = 256
+"""How many files are looked at in one go. A restore may have to wait for that."""
 FIRST_LOOK_SECONDS = 0.05
 """The first pause between two looks whether a slot has come to rest. Each pause is twice the
 last."""
@@ -187,6 +191,13 @@ class SlotLoop(UpstreamLoop):
                 while any(not slot.is_away for slot in self._erasing):
                     await asyncio.sleep(FIRST_LOOK_SECONDS)
 
+    # The engine's calls.
+
+    def start(self, on_crash: Callable[[BaseException], None]) -> None:
+        super().start(on_crash)
+        start = self._supervisor.start
+        self._event_loop.call_soon_threadsafe(start, "slot_files", self._watch_files)
+
     # A request.
 
     async def _generate(self, sequence: SequenceState) -> None:
@@ -276,21 +287,47 @@ class SlotLoop(UpstreamLoop):
         lookup = sequence.request.lookup
         assert lookup is not None
         hit = lookup.hit
-        while hit is not None and await self._is_lost(hit):
+        # One that was found lost since the look-up has ended already, and is broken.
+        while hit is not None and (hit.is_broken or await self._lost([hit])):
             hit = self._cache.next_hit(query, lookup)
-        for entry in self._cache.marked(query, lookup):
-            if await self._is_lost(entry):
-                self._cache.entries.damaged_file(entry)
+        for entry in await self._lost(self._cache.marked(query, lookup)):
+            self._cache.entries.damaged_file(entry)
         self._sync()
 
-    async def _is_lost(self, entry: Entry) -> bool:
-        file = self._cache.file_of(entry)
-        if file is None or await self._files.is_there(file):
-            return False
-        if self._cache.file_of(entry) is not file:
-            return False  # it expired meanwhile
-        log.error("a slot file is gone: its lease is lost", tokens=entry.tokens)
-        return True
+    async def _watch_files(self, _stopping: asyncio.Event) -> None:
+        while not self._is_stopped:
+            await self._end_unread()
+            await asyncio.sleep(WATCH_SECONDS)
+
+    async def _end_unread(self) -> None:
+        """End all leases whose files somebody removed, also if nobody reads them."""
+        leased = [entry for entry in self._cache.entries.files if entry.is_leased]
+        for start in range(0, len(leased), MAX_WATCHED):
+            lost = await self._lost(leased[start : start + MAX_WATCHED])
+            if self._is_stopped:
+                return
+            for entry in lost:
+                self._cache.entries.damaged_file(entry)
+            self._tell()
+
+    async def _lost(self, entries: Sequence[Entry]) -> list[Entry]:
+        """The entries whose files somebody removed or cut short."""
+        files = dict[Entry, SavedFile]()
+        for entry in entries:
+            file = self._cache.file_of(entry)
+            if file is not None:
+                files[entry] = file
+        if not files:
+            return []
+        missing = await self._files.missing(list(files.values()))
+        lost = list[Entry]()
+        for entry, file in files.items():
+            has_file = self._cache.file_of(entry) is file  # else it expired meanwhile
+            if has_file and file.name in missing:
+                lost.append(entry)
+        if lost:
+            log.error("slot files are gone: their leases are lost", leases=len(lost))
+        return lost
 
     async def _fill(
         self, sequence: SequenceState, slot: Slot, slot_request: _SlotRequest, *, is_first: bool

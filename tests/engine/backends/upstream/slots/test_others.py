@@ -1,7 +1,8 @@
-"""Somebody else uses a slot of the server, or it doesn't come to rest."""
+"""Somebody else uses a slot of the server or removes a file, or a slot doesn't come to rest."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from engine.protocol import Failed
 from tests.conformance.engines import Engine, prompt, running_engine
 from tests.engine.backends.upstream.conftest import wait_until
 from tests.engine.backends.upstream.scripted import serving_script
+from tests.engine.backends.upstream.slots.conftest import files_of
 from tests.engine.backends.upstream.slots.scripted_slots import FileScript, ScriptedSlots
 
 ALL = {0, 1}
@@ -111,3 +113,55 @@ def test_a_slot_that_goes_on_behind_its_answer_is_not_used(
     assert read(engine, scope, shared) == num_written
     script.processing.clear()
     wait_until(lambda: not engine.stats().slots_away)
+
+
+def written_file(engine: Engine, script: FileScript, scope: str, shared: str) -> Path:
+    before = set(files_of(script.folder))
+    assert written(engine, scope, shared)
+    (new,) = set(files_of(script.folder)) - before
+    return new
+
+
+@pytest.mark.parametrize("how", ["removed", "cut short"])
+def test_a_lease_that_nobody_reads_ends_when_its_file_is_gone(
+    engine: Engine, script: FileScript, how: str
+) -> None:
+    """Pages and counts went on to call it leased."""
+    scope = engine.scope()
+    shared = engine.text(90)
+    other = engine.scope()
+    written(engine, other, engine.text(80))
+    file = written_file(engine, script, scope, shared)
+    num_damaged = engine.stats().counters.leases_damaged
+    if how == "removed":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-100])
+    wait_until(lambda: not engine.entries(scope))
+    stats = engine.stats()
+    assert stats.counters.leases_damaged == num_damaged + 1
+    assert [entry.state for entry in engine.entries(other)] == ["leased"]
+    assert stats.store is not None and stats.store.leases == stats.num_leases
+    wait_until(lambda: not file.exists())
+    again = engine.ask(prompt(shared, "two"), scope, (0, "1h"))
+    assert (again.usage.cache_read_tokens, again.started.miss_reason) == (0, "damaged")
+    assert again.started.breakpoints[0].state == "leased"
+
+
+def test_a_hit_whose_file_goes_while_its_request_waits_is_a_miss(
+    engine: Engine, script: FileScript
+) -> None:
+    scope = engine.scope()
+    shared = engine.text(90)
+    file = written_file(engine, script, scope, shared)
+    script.processing |= ALL
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(engine.ask, prompt(shared, "two"), scope, (0, "1h"))
+        wait_until(lambda: engine.stats().slots_away == len(ALL))
+        assert engine.entries(scope)
+        file.unlink()
+        wait_until(lambda: not engine.entries(scope))
+        script.processing.clear()
+        answer = future.result()
+    assert (answer.usage.cache_read_tokens, answer.started.miss_reason) == (0, "damaged")
+    assert answer.started.breakpoints[0].state == "leased"
