@@ -1,9 +1,8 @@
 """One step's sequences, packed into one row of tokens, and the places of their keys and values.
 
 A paged kernel gets tiles (`attention/tiles.py`). Several sequences with one new token may begin
-with
-the same blocks. A shared tile reads such blocks once for all of these sequences, as Hydragen and
-cascade inference do (arXiv 2402.05099).
+with the same blocks. A shared tile reads such blocks once for all of these sequences, as Hydragen
+and cascade inference do (arXiv 2402.05099).
 
 Torch's functions attend each sequence with several new tokens by itself. Sequences with one new
 token are padded and attended together (`DecodeGroup`). Padding at most doubles the blocks that are

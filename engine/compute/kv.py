@@ -373,8 +373,7 @@ class HostKv:
     """The host tier's memory: blocks of the pool's shape, in pinned memory if the device is a GPU.
 
     It consists of pieces (blocks, planes, block_size, kv_heads, head_dim). A block is contiguous,
-    so
-    copying it is one transfer. A single piece would take up to twice the memory, because torch
+    so copying it is one transfer. A single piece would take up to twice the memory, because torch
     rounds pinned memory up to a power of two.
     """
 

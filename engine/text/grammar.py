@@ -2,9 +2,8 @@
 
 llguidance follows a grammar token by token, and says which tokens may come next. JSON is written as
 templates write it: `", "`, `": "` and no other white space. So a replayed call renders to the
-tokens
-that were sampled, and no model can write white space without end. `engine.text.call_styles` writes
-the rules of calls in a model's format.
+tokens that were sampled, and no model can write white space without end. `engine.text.call_styles`
+writes the rules of calls in a model's format.
 """
 
 import json
@@ -39,12 +38,11 @@ _MAY_HAVE_KEYS = ("additionalProperties", "patternProperties", "propertyNames", 
 _MAX_REASON = 200
 _ANY = "/(.|\\n)*/"
 _TRIED_TOKENS = 64
-"""The tokens of text on which a pattern is tried. It exceeds the library's limits early or
-never."""
+"""The tokens of text on which a pattern is tried. It exceeds the library's limits early or never.
+"""
 _TRIED_PATTERNS = 64
 """The most patterns of a schema that are tried. A further pattern that is too costly ends the
-answer
-when it comes."""
+answer when it comes."""
 _VALUES = frozenset({"const", "enum", "default", "examples"})
 _POSITION = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 

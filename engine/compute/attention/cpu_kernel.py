@@ -2,8 +2,7 @@
 
 It does the same as `kernel.py` does on a GPU, over the same tiles. Nothing is gathered, no mask is
 in memory, and parts are merged by their log-sum-exp. `cpu_kernel.cpp` was either built ahead for
-the
-model's heads (`prebuilt.py`), or is compiled when the model is loaded.
+the model's heads (`prebuilt.py`), or is compiled when the model is loaded.
 """
 
 import ctypes

@@ -2,8 +2,7 @@
 
 A tile is a few query rows over a range of keys of one block table. A long range is cut at fixed
 places. So a sequence's numbers do not depend on the other sequences of the batch. A row has one
-part
-for each of its tiles. Its parts are merged by their log-sum-exp.
+part for each of its tiles. Its parts are merged by their log-sum-exp.
 """
 
 from collections.abc import Sequence

@@ -298,8 +298,7 @@ class _Edges:
     """Finds edges: places between tokens where no token could join the characters on both sides.
 
     The words of a pre-tokenizer are never joined. A tokenizer without words (SentencePiece) can
-    join
-    two characters only if they stand side by side in a token of its vocabulary.
+    join two characters only if they stand side by side in a token of its vocabulary.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
