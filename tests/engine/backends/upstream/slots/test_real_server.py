@@ -144,6 +144,34 @@ def test_a_damaged_file_never_reaches_the_server(real: Real, engine: Engine, how
     real.assert_alive()
 
 
+def test_a_read_refreshes_a_lease_and_its_end_erases_file_and_slot(
+    real: Real, engine: Engine
+) -> None:
+    scope = engine.scope()
+    shared = engine.text(150)
+    before = set(real.folder.glob("hf-*.bin"))
+
+    def ask(tail: str) -> Answer:
+        return engine.ask(prompt(shared, tail), scope, (0, "5m"))
+
+    num_written = ask("one").usage.cache_write_5m_tokens
+    (file,) = set(real.folder.glob("hf-*.bin")) - before
+    for tail in ("two", "three"):
+        engine.advance(200)
+        assert ask(tail).usage.cache_read_tokens == num_written > 0
+    engine.advance(299)
+    assert [entry.state for entry in engine.entries(scope)] == ["leased"]
+    engine.advance(1)
+    assert engine.entries(scope) == []
+    engine.advance(60)
+    wait_until(lambda: not file.exists())
+    after = ask("four")
+    assert (after.usage.cache_read_tokens, after.usage.automatic_tokens) == (0, 0)
+    assert after.started.miss_reason == "ttl_expired"
+    assert after.usage.cache_write_5m_tokens == num_written
+    real.assert_alive()
+
+
 ALL_FLAGS = [
     ("full", (*FLAGS, "--kv-unified"), "--kv-unified", True),
     ("full", (*FLAGS, "--no-slots"), "--no-slots", True),
