@@ -361,7 +361,10 @@ class UpstreamBackend(EngineBackend):
             await self._call(loaded, partial(loop.forget, request.scope))
             await loop.sweep(MAX_DROP_SECONDS)
             num_files -= loop.num_files
-            reply = msgspec.structs.replace(reply, files=num_files, unpurged=[])
+            num_slots = loop.num_unerased(request.scope)
+            left = [f"slots in use ({num_slots}): each is erased once it is at rest"]
+            unpurged = left if num_slots else []
+            reply = msgspec.structs.replace(reply, files=num_files, unpurged=unpurged)
         return reply
 
     # The server.

@@ -183,6 +183,10 @@ class SlotLoop(UpstreamLoop):
         self._sync()
         self._files.compact()
 
+    def num_unerased(self, owner: str | None) -> int:
+        """How many slots in use may still have what `forget` was told of."""
+        return self._book.num_condemned(owner)
+
     async def sweep(self, seconds: float) -> None:
         """Wait until files are deleted and free slots are erased, at most `seconds`."""
         with suppress(TimeoutError):

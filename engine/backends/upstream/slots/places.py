@@ -117,6 +117,14 @@ class SlotBook:
                 slot.is_condemned = True
         self._hand_out()
 
+    def num_condemned(self, owner: str | None) -> int:
+        """How many slots may have a workspace's condemned content; None: anybody's.
+
+        The owner of a slot is not known before its first request.
+        """
+        owned = (slot for slot in self.slots if owner is None or slot.owner in ("", owner))
+        return sum(slot.is_condemned for slot in owned)
+
     def _hand_out(self) -> None:
         """Give free slots to the waiting requests, in order of arrival."""
         for wish in list(self._waiting):

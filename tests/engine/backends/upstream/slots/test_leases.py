@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from engine.backends.upstream.slots.loop import RETRY_SECONDS
-from engine.protocol import SCOPE_HEADER
+from engine.protocol import SCOPE_HEADER, PurgeReply
 from engine.protocol.reports import EntryInfo
 from tests.conformance.engines import Engine, prompt
 from tests.engine.backends.upstream.conftest import wait_until
@@ -117,6 +117,32 @@ def test_what_is_dropped_is_unlinked_and_erased(engine: Engine, script: FileScri
     again = engine.ask(prompt(shared, engine.text(5)), scope, (0, "1h"))
     assert (again.usage.cache_read_tokens, again.usage.automatic_tokens) == (0, 0)
     assert again.started.miss_reason == "dropped"
+
+
+def test_a_purge_tells_of_a_slot_in_use_which_is_erased_after_its_answer(
+    engine: Engine, script: FileScript
+) -> None:
+    """The reply said that nothing was left."""
+    scope = engine.scope()
+    conversation = prompt(engine.text(90), "Count.")
+
+    def unpurged(of: str) -> list[str]:
+        return engine.post("purge", {"scope": of}, PurgeReply).unpurged
+
+    script.token_seconds = 0.2
+    try:
+        request = engine.request(conversation, scope, (0, "1h"), max_tokens=100)
+        with engine.stream(request) as stream:
+            stream.start()
+            (left,) = unpurged(scope)
+            assert left.startswith("slots in use (1)")
+            assert unpurged(engine.scope()) == []
+            assert stream.rest().finished[0].reason == "stop"
+    finally:
+        script.token_seconds = 0.0
+    wait_until(lambda: not unpurged(scope))
+    usage = engine.ask(conversation, scope, (0, "1h")).usage
+    assert (usage.cache_read_tokens, usage.automatic_tokens) == (0, 0)
 
 
 def test_what_has_expired_is_unlinked_and_erased(engine: Engine, script: FileScript) -> None:
