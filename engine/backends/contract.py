@@ -276,6 +276,14 @@ class EngineBackend:
 
     # Reports.
 
+    @property
+    def awaited(self) -> str:
+        """The stage of an engine that was ready, and refuses all calls until something is back.
+
+        Empty: it waits for nothing.
+        """
+        return ""
+
     def describe(self) -> Description:
         loaded = self._ready()
         return loaded.approximate.describe(self._adapters.told(loaded.description))

@@ -108,8 +108,11 @@ class ServedEngine:
     def readiness(self) -> Readiness:
         """A copy of the readiness as it is now."""
         failing = [failure.loop for failure in self.supervisor.failing]
-        is_ready = self._readiness.ready and not failing
-        return replace(self._readiness, ready=is_ready, failing=failing)
+        stage = self._readiness.stage
+        if stage == "ready" and self._backend is not None:
+            stage = self._backend.awaited or stage
+        is_ready = self._readiness.ready and stage == "ready" and not failing
+        return replace(self._readiness, stage=stage, ready=is_ready, failing=failing)
 
     def crash(self, error: BaseException) -> None:
         """Note that the engine's thread ended, or a process that it computes with.

@@ -320,6 +320,10 @@ class UpstreamBackend(EngineBackend):
         if isinstance(self._manifest, StoreDirectory):
             self._manifest.close()
 
+    @property
+    def awaited(self) -> str:
+        return "" if self._loaded is not None else "waiting for the upstream server"
+
     async def stats(self) -> Stats:
         loaded = self._ready()
         pool = loaded.cache.pool

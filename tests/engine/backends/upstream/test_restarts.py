@@ -59,6 +59,11 @@ def test_while_the_server_is_away_the_engine_says_so_and_then_goes_on() -> None:
             stream.start()
             script.is_down = True
             wait_until(lambda: epoch_of(engine) is None)
+            # Readiness was told from the loop's third end on, and not while its trials ran.
+            readiness = engine.client.get("/readyz")
+            assert readiness.status_code == 503
+            assert readiness.json()["stage"] == "waiting for the upstream server"
+            assert engine.client.get("/metrics").status_code == 200
             answer = stream.rest()
             assert answer.finished[0].reason == "failed"
         refused = engine.client.post("/v1/generate", content=b"{}")
