@@ -6,7 +6,7 @@ leases make way are those of `engine.cache.leases`.
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -246,22 +246,31 @@ class SlotCache(UpstreamCache):
         return None
 
     def next_hit(self, query: CacheQuery, lookup: Lookup) -> Entry | None:
-        """End the hit, whose file is damaged. The longest other entry becomes the hit."""
+        """End the hit, whose file is damaged or which no slot has. The longest other entry becomes
+        the hit."""
         lost = lookup.hit
         assert lost is not None
         self.let_go(lookup)
-        self.entries.damaged_file(lost)
+        if self.file_of(lost) is None:
+            self.entries.lose(lost)
+        else:
+            self.entries.damaged_file(lost)
         now = query.arrived_at
-        hit = longest_hit(
-            query.segments,
-            lookup.marks,
-            lambda end: self.entries.find(query.digests, end, now),
-            query.lookback_to,
-        )
+        hit = self._longest(query, lookup, lambda end: self.entries.find(query.digests, end, now))
         lookup.hit = hit
         lookup.read = 0 if hit is None else min(hit.tokens, len(query.tokens) - 1)
         self.explain(query, lookup)
         return hit
+
+    def most_held(self, query: CacheQuery, lookup: Lookup) -> int:
+        """The tokens of the longest entry with a file that the request may read; 0: none."""
+
+        def held(end: int) -> Entry | None:
+            entry = self.entries.find(query.digests, end, query.arrived_at)
+            return None if self.file_of(entry) is None else entry
+
+        longest = self._longest(query, lookup, held)
+        return 0 if longest is None else longest.tokens
 
     def marked(self, query: CacheQuery, lookup: Lookup) -> list[Entry]:
         """The entries at the marks that have not ended."""
@@ -334,6 +343,11 @@ class SlotCache(UpstreamCache):
         return is_taken
 
     # Inside.
+
+    def _longest(
+        self, query: CacheQuery, lookup: Lookup, find: Callable[[int], Entry | None]
+    ) -> Entry | None:
+        return longest_hit(query.segments, lookup.marks, find, query.lookback_to)
 
     def _miss(self, lookup: Lookup, hit: Entry) -> None:
         """Report a miss, since less than the whole hit was reused."""

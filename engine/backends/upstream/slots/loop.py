@@ -348,13 +348,20 @@ class SlotLoop(UpstreamLoop):
         while True:
             num_common = slot.common(scope, packed)
             is_exact = self._plan.may_trim or num_common * TOKEN_BYTES == len(slot.content or b"")
+            num_ready = num_common if is_exact else 0
             least = 0 if entry is None else min(entry.tokens, len(query.tokens) - 1)
-            if num_common and is_exact and num_common >= least:
+            if num_ready and num_ready >= least:
                 return
             file = self._cache.file_of(entry)
-            if entry is None or file is None:
+            if entry is None:
                 break
-            if await self._restore(slot, scope, entry, file, packed):
+            if file is None:
+                # The part of the hit that the slot has is read, unless a lease has more of it.
+                if not is_first or lookup is None:
+                    break
+                if self._cache.most_held(query, lookup) <= num_ready:
+                    break
+            elif await self._restore(slot, scope, entry, file, packed):
                 slot_request.is_restored = True
                 request.brought_at = self._clock.now()
                 return

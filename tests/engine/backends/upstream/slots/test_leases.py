@@ -282,6 +282,26 @@ def test_a_full_disk_leases_nothing_and_serves_all(engine: Engine, script: FileS
     assert marked.started.breakpoints[0].state == "leased"
 
 
+def test_a_lease_is_read_where_a_longer_entry_without_a_file_is_gone(
+    engine: Engine, script: FileScript
+) -> None:
+    """The whole prompt was computed anew, since the longer entry was the hit."""
+    scope = engine.scope()
+    system = engine.text(60)
+    first = prompt(system, engine.text(50), "What?")
+    num_leased = engine.ask(prompt(system, "one"), scope, (0, "1h")).usage.cache_write_1h_tokens
+    script.is_full = True
+    longer = engine.ask(first, scope, (0, "1h"), (1, "1h"))
+    assert [point.state for point in longer.started.breakpoints] == ["leased", "best_effort"]
+    script.is_full = False
+    engine.advance(RETRY_SECONDS)
+    flood(engine, script)
+    again = engine.ask(first, scope, (0, "1h"), (1, "1h"))
+    assert again.usage.cache_read_tokens == num_leased
+    assert again.started.miss_reason == "best_effort_evicted"
+    assert [point.state for point in again.started.breakpoints] == ["leased", "leased"]
+
+
 def test_a_clients_leaving_ends_its_request_and_frees_the_slot(
     engine: Engine, script: FileScript
 ) -> None:
