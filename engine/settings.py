@@ -28,8 +28,8 @@ class Settings(BaseSettings):
     )
 
     secret: SecretStr = Field(
-        description="Shared secret that every call carries, of 16 characters or more; or the file"
-        " `/run/secrets/engine_secret`"
+        description="Shared secret that every call carries, of 16 characters or more. The file"
+        " `/run/secrets/engine_secret` can hold it instead"
     )
     host: str = Field("127.0.0.1", description="Address to listen on")
     port: int = Field(8100, ge=0, le=65535, description="Port to listen on")
@@ -37,122 +37,138 @@ class Settings(BaseSettings):
         10,
         ge=0,
         le=86_400,
-        description="For how many seconds running generations may go on after SIGTERM",
+        description="How many seconds running generations may go on after SIGTERM",
     )
     load_seconds: int = Field(
         3600,
         ge=5,
         le=86_400,
-        description="For how many seconds a stage of the start, such as the model or the tokenizer "
-        "with its chat template, may go on without a step; then the process ends with a line that "
-        "names the stage",
+        description="How many seconds one stage of the start, such as loading the model, may take "
+        "without progress. After that the process ends with a line that names the stage",
     )
     backend: Literal["native", "synthetic", "vllm", "upstream"] = Field(
-        "native", description="What computes"
+        "native", description="The backend that computes"
     )
-    model: str = Field(DEMO_MODEL, description="Hugging Face directory or hub id")
+    model: str = Field(DEMO_MODEL, description="Hugging Face directory or hub id of the model")
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
-        None, description="Type of weights and KV memory; default: bfloat16 on a GPU, else float32"
+        None,
+        description="Type of the weights and of KV memory. Default: bfloat16 on a GPU, else "
+        "float32",
     )
     kv_dtype: Literal["model", "float16", "bfloat16", "fp8_e4m3", "int8", "int4"] = Field(
         "model",
-        description="Type that the native engine keeps keys and values in: the model's, or one of "
-        "fewer bits, which holds more tokens and answers a little differently",
+        description="Type in which the native engine keeps keys and values. `model` is the "
+        "model's own type. A type of fewer bits holds more tokens, and its answers differ a "
+        "little",
     )
     attention: Literal["auto", "sdpa", "cpp", "triton"] = Field(
         "auto",
-        description="What the native engine attends with: torch's own functions, or a paged "
-        "kernel, in C++ on a CPU (built before, or compiled at the start), in Triton on a GPU; "
-        "`auto`: the kernel where there is one",
+        description="How the native engine computes attention: with torch's own functions "
+        "(`sdpa`), with a paged kernel in C++ on a CPU (`cpp`; compiled at the start if it was "
+        "not built before), or with a paged kernel in Triton on a GPU (`triton`). `auto` takes "
+        "the kernel if there is one",
     )
     cuda_graphs: bool = Field(
         False,
-        description="Whether the native engine captures decode steps as CUDA graphs, on a GPU with "
-        "the kernel in Triton; it has not been measured",
+        description="Whether the native engine captures decode steps as CUDA graphs. This needs a "
+        "GPU and the kernel in Triton, and has not been measured",
     )
     adapters: str = Field(
         "",
-        description="Directory of folders with LoRA adapters, as PEFT writes them (native "
-        "engine and vLLM); all are loaded at the start; default: none",
+        description="Directory whose folders are LoRA adapters, as PEFT writes them (native "
+        "engine and vLLM). All of them are loaded at the start. Default: none",
     )
     adapter_bytes: int = Field(
-        8 * 2**30, ge=1, le=2**50, description="Bytes of all loaded adapters' weights, as files"
+        8 * 2**30,
+        ge=1,
+        le=2**50,
+        description="Most bytes that the files of all loaded adapters' weights may have together",
     )
     block_size: int = Field(16, ge=1, le=1024, description="Tokens per KV block")
     num_blocks: int | None = Field(
         None,
         ge=8,
         le=2**24,
-        description="Blocks in the pool; default: 8 contexts, within a quarter of free memory",
+        description="Blocks in the pool. Default: 8 contexts, but at most a quarter of free memory",
     )
     host_blocks: int = Field(
-        0, ge=0, le=2**24, description="Blocks in host memory, for what the pool has no room for"
+        0,
+        ge=0,
+        le=2**24,
+        description="Blocks in host memory for content that the pool has no room for",
     )
     store: str = Field(
         "",
-        description="Directory of the store on disk, where leases outlive a restart (native and "
-        "synthetic engines); default: none",
+        description="Directory of the store on disk, in which leases outlive a restart (native and "
+        "synthetic engines). Default: none",
     )
     store_shared: bool = Field(
         False,
-        description="Whether several engines of one model use the directory together, as on a "
-        "volume or NFS: each writes a folder of its own, and reads the others'",
+        description="Whether several engines of one model share the directory, for example on a "
+        "volume or NFS. Each engine writes its own folder and reads the folders of the others",
     )
     store_bytes: int = Field(
-        2 * 2**30, ge=2**20, le=2**50, description="Bytes of blocks that the store may take on disk"
+        2 * 2**30, ge=2**20, le=2**50, description="Most bytes that blocks may take on disk"
     )
     role: Literal["prefill", "decode", "both"] = Field(
         "both",
-        description="What gateways send here: whole turns (`both`), long new prompts that another "
-        "engine answers (`prefill`), or turns and such answers (`decode`); needs a shared store",
+        description="What gateways send to this engine. `both`: whole turns. `prefill`: long new "
+        "prompts, which another engine answers. `decode`: whole turns, and answers to prompts that "
+        "a `prefill` engine computed. `prefill` and `decode` need a shared store",
     )
     min_cache_tokens: int = Field(
         1024,
         ge=1,
         le=2**24,
-        description="Shortest prefix that is cached, where the request says nothing",
+        description="Tokens of the shortest prefix that is cached, if the request does not say",
     )
-    lease_share: Share = Field(0.5, description="Part of the pool that leases may hold")
+    lease_share: Share = Field(0.5, description="Share of the pool that leases may hold, 0 to 1")
     clock: Literal["monotonic", "manual"] = Field(
-        "monotonic", description="`manual` stands still until moved; tests only, on loopback only"
+        "monotonic",
+        description="`manual`: a clock that stands still until a test moves it, on loopback only",
     )
     max_step_tokens: int | None = Field(
         None,
         ge=16,
         le=2**20,
-        description="Tokens computed in one step at most; default: 256 on a CPU, 2048 on a GPU",
+        description="Most tokens that one step computes. Default: 256 on a CPU, 2048 on a GPU",
     )
-    max_running: int = Field(32, ge=1, le=2**16, description="Sequences computed together at most")
+    max_running: int = Field(
+        32, ge=1, le=2**16, description="Most sequences that are computed together"
+    )
     speculation: Literal["off", "ngram"] = Field(
         "off",
-        description="What proposes tokens, which one forward verifies, so that answers stay the "
-        "same (native engine): `ngram`, what followed the same tokens earlier in prompt and answer",
+        description="Where proposed tokens come from (native engine). One forward pass verifies "
+        "them, so answers stay the same. `ngram` proposes the tokens that followed the same "
+        "tokens earlier in the prompt or the answer",
     )
     approximate: bool = Field(
-        False, description="Compress prefixes, place blocks for requests that ask (native engine)"
+        False,
+        description="Whether requests may ask for compressed prefixes and for blocks that are "
+        "placed anywhere (native engine)",
     )
     sibling: str = Field(
         "",
-        description="File of `python -m engine profile-variant --write`: whose entries in the "
-        "shared store requests may ask for",
+        description="File that `python -m engine profile-variant --write` wrote. It names a "
+        "sibling of the model, whose entries in the shared store requests may ask for",
     )
     max_waiting: int = Field(
-        256, ge=1, le=2**20, description="Requests that may wait; more are refused"
+        256, ge=1, le=2**20, description="Most requests that may wait. Further requests are refused"
     )
     tool_format: str = Field(
         "auto",
-        description="How the model writes tool calls (a name of engine/README.md, or `none`); "
-        "default: what its chat template proves",
+        description="How the model writes tool calls: a name from engine/README.md, or `none`. "
+        "`auto`: the format that its chat template proves",
     )
     reasoning_format: str = Field(
         "auto",
-        description="How the model marks its thinking (a name of engine/README.md, or `none`); "
-        "default: what its chat template proves",
+        description="How the model marks its thinking: a name from engine/README.md, or `none`. "
+        "`auto`: the format that its chat template proves",
     )
     synthetic_model: str = Field(
         "synthetic",
         pattern=r"^[\w.-]{1,64}$",
-        description="Synthetic engine: the name of the model that it stands for",
+        description="Synthetic engine: the name of the model that it imitates",
     )
     synthetic_prefill_us: float = Field(
         50.0, ge=0, le=1e6, description="Synthetic engine: microseconds per prefilled token"
@@ -167,35 +183,38 @@ class Settings(BaseSettings):
     )
     vllm_shares_kv_across_scopes: bool = Field(
         False,
-        description="vLLM engine: serve beside a connector that may give one scope what another "
-        "wrote; isolation is not declared then",
+        description="vLLM engine: whether to serve beside a connector that may give one scope the "
+        "content of another scope. The engine then does not declare isolation",
     )
     upstream: str = Field(
         "",
         description="Upstream engine: the URL of an unmodified model server, such as "
-        "http://127.0.0.1:8000; ENGINE_MODEL must name the directory of the model that it serves",
+        "http://127.0.0.1:8000. ENGINE_MODEL must name the directory of the model that the server "
+        "has",
     )
     upstream_model: str = Field(
-        "", description="Upstream engine: the server's name of the model; default: its only one"
+        "",
+        description="Upstream engine: the server's name of the model. Default: the server's only "
+        "model",
     )
     upstream_key: SecretStr = Field(
-        SecretStr(""), description="Upstream engine: the server's API key, where it wants one"
+        SecretStr(""), description="Upstream engine: the server's API key, if it wants one"
     )
     upstream_slots: str = Field(
         "",
-        description="Upstream engine: llama.cpp's `--slot-save-path`, on this machine or a common "
-        "volume; marked prefixes are leased in files there, ENGINE_STORE_BYTES at most; "
-        "default: nothing is leased",
+        description="Upstream engine: the directory of llama.cpp's `--slot-save-path`, on this "
+        "machine or on a common volume. Files there hold the leases of marked prefixes, in at "
+        "most ENGINE_STORE_BYTES. Default: nothing is leased",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info",
-        description="Least severe log line that is written; `debug` has one for each call that a "
-        "gateway makes for a client's request",
+        description="Least severe log line that is written. `debug` adds a line for each call "
+        "that a gateway makes for a client's request",
     )
     vllm_metrics: bool = Field(
         True,
-        description="Whether `/metrics` has some of its counts by the names of vLLM's metrics too, "
-        "for boards, autoscalers and planners that read those",
+        description="Whether `/metrics` also shows some of its counts under the names of vLLM's "
+        "metrics, for boards, autoscalers and planners that read these names",
     )
 
     @field_validator("secret")
