@@ -158,8 +158,8 @@ def chart(drawn: Any, key: str, alt_text: str) -> None:
 def empty(text: str, icon: str = HOURGLASS, *, key: str | None = None) -> None:
     """Say that there is nothing to show yet, and how that changes.
 
-    With a `key`, which is unique on its page, this also shows a request that fills the page, if any
-    request can.
+    With a `key`, which is unique on its page, this also shows a command. The command sends requests
+    that give the place something to show. There is no command if no request can do that.
     """
     st.info(text, icon=icon)
     session = viewer.session()
@@ -169,10 +169,13 @@ def empty(text: str, icon: str = HOURGLASS, *, key: str | None = None) -> None:
     if model is None:
         return
     with st.container(key=f"first_{key}"):
-        subject = "This request"
+        command = "this command"
         if filters.chosen().workspace:
-            subject = "With a key of the chosen workspace, this request"
-        st.caption(f"{subject} fills it. The second run reads what the first one wrote:")
+            command += " with a key of the chosen workspace"
+        st.caption(
+            f"To see numbers here, run {command}. It sends a marked prompt twice: the second"
+            " request reads what the first one wrote."
+        )
         st.code(first_request(settings().gateway_url, model), language=None, wrap_lines=True)
 
 

@@ -101,17 +101,17 @@ def test_a_name_that_nobody_has_is_said_to_be_unknown(site: Site, name: str) -> 
             page_text = visit.text()
             assert f"The gateway knows no {name} of this name:\n" in page_text, path
             assert "no-such-thing" in page_text
-            assert "request fills it" not in page_text, path
+            assert "To see numbers here" not in page_text, path
         visit.open("/savings?range=1h&workspace=default")
         assert "The gateway knows no" not in visit.text()
-        assert "With a key of the chosen workspace, this request fills it" in visit.text()
+        assert "run this command with a key of the chosen workspace" in visit.text()
 
 
-def test_a_page_of_a_time_that_is_over_offers_no_request_that_fills_it(site: Site) -> None:
+def test_a_page_of_a_time_that_is_over_offers_no_command_that_fills_it(site: Site) -> None:
     with site.visit() as visit:
         visit.open("/savings?range=custom&from=2026-01-01T00:00&to=2026-01-02T00:00")
         assert "No requests in this range" in visit.text()
-        assert "request fills it" not in visit.text()
+        assert "To see numbers here" not in visit.text()
 
 
 @pytest.mark.parametrize(

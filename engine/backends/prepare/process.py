@@ -30,12 +30,14 @@ from engine.text.rendered import KnownDays
 
 START_SECONDS = 60.0
 MAX_TRIES = 4
-"""The most processes that try one prompt. It is given up earlier if it was too costly for two."""
+"""The most processes that try one prompt. Fewer try it if it was too costly for two of them."""
 BUSY_SHARE = 0.2
-"""A late process is to blame if it used less than this part of its time."""
+"""The request is to blame for a late process that spent at least this part of its time on the
+processor. A process that spent less was stopped or had to wait, which is not the request's
+fault."""
 CERTAIN_SHARE = 0.5
-"""The request is to blame if the process used more than this part of its time. Then no other
-process tries it."""
+"""A late process that spent at least this part of its time on the processor counts as two. So no
+other process tries the request."""
 _OTHERS_SIGNALS = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGALRM)
 """The exit codes of a process that others ended, or that ended itself because its engine was
 gone."""
