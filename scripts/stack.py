@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 ALIASES = ROOT / "scripts" / "aliases.toml"
-"""The id that benches and tests ask for means whatever is served first."""
+"""The id that benchmarks and tests ask for. It means the model that is served first."""
 HOST = reserved_ports.HOST
 ENGINE_SECRET = "engine-secret-for-tests"
 API_KEY = "hf-key-for-tests-0000000000000000"
@@ -37,7 +37,7 @@ API_HEADERS = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
 POLL_SECONDS = 0.1
 PROBE_SECONDS = 5.0
 STOP_SECONDS = 20.0
-# A process that neither says something new nor computes for so long has stalled.
+# A process has stalled if for so long it neither says something new nor computes.
 STALL_SECONDS = 180.0
 STALLED_CPU_SECONDS = 0.5
 TAIL_LINES = 15
@@ -46,12 +46,12 @@ Process = Popen[bytes]
 
 
 class StartError(RuntimeError):
-    """A server ended, or stalled, before it was ready; the message has the end of its log."""
+    """A server ended or stalled before it was ready. The message has the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """What a readiness probe answered; an empty stage means that nothing answers yet."""
+    """The answer of a readiness probe. An empty stage means that nothing answers yet."""
 
     ready: bool
     stage: str = ""
@@ -68,7 +68,7 @@ class Server:
     url: str
     process: Process
     log: Path | None = None
-    # The path of its readiness probe.
+    # The path of the server's readiness probe.
     ready: str = "/readyz"
 
     @property
@@ -80,7 +80,7 @@ class Server:
         return int(self.url.rpartition(":")[2])
 
     def wait(self) -> "Server":
-        """Raises StartError where it ends or stalls first."""
+        """Wait until the server is ready. Raises StartError if it ends or stalls first."""
         wait_until_ready(self.url, self.process, self.ready, self.log)
         return self
 
@@ -99,7 +99,7 @@ def python(module: str) -> list[str]:
 
 
 def run(command: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Run a program to its end. Raises CalledProcessError where it fails."""
+    """Run a program to its end. Raises CalledProcessError if it fails."""
     subprocess.run(command, env={**os.environ, **environment}, cwd=ROOT, check=True)
 
 
@@ -233,7 +233,7 @@ def wait_for(
 
 
 def tail(log: Path | None) -> str:
-    """The end of a log, as lines under a heading; empty without a log."""
+    """The end of a log, as lines under a heading. It is empty without a log."""
     if log is None or not log.exists():
         return ""
     lines = log.read_text("utf-8", errors="replace").splitlines()[-TAIL_LINES:]
@@ -252,7 +252,7 @@ def family(pid: int) -> list[int]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process and its family so far; 0 where there is no /proc."""
+    """User and system time of a process and its family so far; 0 if there is no /proc."""
     ticks = 0
     for member in family(pid):
         try:
@@ -348,7 +348,8 @@ def serving_gateway(
     *,
     ready: str = "/readyz",
 ) -> Iterator[Server]:
-    """Migrate its database, then start it; `/readyz` needs an engine, `/healthz` does not."""
+    """Migrate a gateway's database, then start the gateway. `/readyz` needs an engine, `/healthz`
+    does not."""
     port = free_port()
     environment = gateway_environment(port, data, engines, settings)
     migrate(environment)

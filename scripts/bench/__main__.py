@@ -1,9 +1,10 @@
-"""Every benchmark from one place: installs what it needs, then runs it.
+"""Every benchmark from one place: it installs what the benchmark needs, then runs it.
 
     python -m scripts.bench                    lists them
     python -m scripts.bench NAME [arguments]   `python -m scripts.bench NAME --help` for these
 
-Each is a module as well (`python -m scripts.bench.NAME`), for an environment that has all it needs.
+Each benchmark is a module as well (`python -m scripts.bench.NAME`), for an environment that has
+everything it needs.
 """
 
 import os

@@ -1,9 +1,10 @@
-"""What choosing the block that makes way costs, in a full memory of one workspace.
+"""The cost of choosing the block that makes way, in a full memory of one workspace.
 
     python -m scripts.bench.choices [--blocks 1000 100000]
 
-All blocks have content that nobody references. Blocks are allocated, each in the place of one that
-makes way: by recency alone, and by learned worth. Times are of the processor, an allocation each.
+All blocks have content that nobody references, so each allocated block takes the place of a block
+that makes way. That block is chosen by recency alone, or by learned worth. The table has the
+processor's time of one allocation.
 """
 
 import sys
@@ -41,7 +42,7 @@ def main() -> int:
 
 
 def microseconds(pool: BlockPool, num_choices: int) -> float:
-    """Of an allocation with its chain's use and release: the median of the rounds."""
+    """The time of an allocation with its chain's use and release: the median of the rounds."""
     number = fill(pool, 0, pool.num_blocks)
     times = []
     for _ in range(ROUNDS):

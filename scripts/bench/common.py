@@ -36,8 +36,8 @@ MODEL_OPTIONS = {"hidden": (512, "size of the model's hidden states"), "layers":
 
 
 def new_settings(**changes: object) -> Settings:
-    """The engine's defaults but for `changes`. The environment's ENGINE_* count as ever."""
-    # The secret protects nothing: nothing listens.
+    """The engine's defaults with `changes`. The environment's ENGINE_* count as always."""
+    # The secret protects nothing, because no server listens.
     fixed = {"secret": "none-for-benchmarks", "log_level": "warning", "block_size": BLOCK_SIZE}
     return Settings.model_validate(fixed | changes)
 
@@ -48,9 +48,9 @@ class EngineAnswer:
 
     usage: protocol.InputUsage
     output_tokens: int
-    # To the first frame.
+    # The time to the first frame.
     first_seconds: float
-    # To the last frame.
+    # The time to the last frame.
     seconds: float
 
 
@@ -73,7 +73,7 @@ def _crash(error: BaseException) -> None:
 
 
 async def ask(backend: LocalBackend, request: protocol.GenerateRequest) -> EngineAnswer:
-    """Run a request to its end. Raise RuntimeError where it fails."""
+    """Run a request to its end. Raise RuntimeError if it fails."""
     begun = time.perf_counter()
     first_seconds = 0.0
     usage = None
@@ -109,14 +109,16 @@ Render = Callable[[protocol.GenerateRequest], list[int]]
 
 
 def renderer_of(model: Path | None) -> Render:
-    """What makes token ids of a request's prompt. Without a model it is the synthetic engine's."""
+    """A function that makes token ids of a request's prompt. Without a model it is the synthetic
+    engine's."""
     renderer = SyntheticRenderer() if model is None else ChatRenderer.from_model(str(model))
     render = partial(renderer.render, thinking=False, scope="bench")
     return lambda request: render(request.prompt).token_ids
 
 
 def text_of_tokens(render: Render, label: str, num_tokens: int) -> str:
-    """Lines of prose of `num_tokens` tokens, or a line more. No text of another label begins so."""
+    """Lines of prose with `num_tokens` tokens, or a line more. A text of another label begins
+    differently."""
 
     def lines(number: int) -> str:
         line = f"{label}: a policy that the reader may quote but not change, item "

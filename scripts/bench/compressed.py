@@ -1,7 +1,7 @@
-"""What approximate prefixes cost in quality, on a model of your own, beside what they save.
+"""What approximate prefixes cost in quality and what they save, on a model of your own.
 
 The prompts are RULER's generated tasks and documents (`tasks.py`). Each becomes an entry before any
-question is known. These are printed, with 95 % intervals:
+question is known. The benchmark prints, with 95 % intervals:
 
 - how often every token of the answer is the most likely one
 - the answer's mean log-probability
@@ -45,7 +45,7 @@ from scripts.setup.options import parse
 
 BLOCK_SIZE = 16
 BEHIND_BLOCKS = 8
-"""For a question and its answer."""
+"""The blocks for a question and its answer."""
 KEEPS = (0.75, 0.5, 0.25)
 GREEDY = SampleParams(temperature=0, top_p=1, top_k=0, seed=0)
 EXACT = ("exact", "")
@@ -64,8 +64,8 @@ class Entry(NamedTuple):
 Way = tuple[str, str]
 """A technique and its parameter."""
 Family = Callable[[list[list[int]], Entry, list[BlockId]], Iterator[tuple[Way, Entry]]]
-"""Makes the entries of some techniques, one after the other in the spare blocks. It gets the tokens
-of the prefix's beginning and of each document, and the exact entry."""
+"""Makes the entries of some techniques, one after the other in the spare blocks. Its arguments are
+the tokens of the prefix's beginning and of each document, the exact entry, and the spare blocks."""
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Results:
 
 
 ResultsByWay = defaultdict[Way, defaultdict[str, Results]]
-"""By way and task."""
+"""The results by way and task."""
 
 
 def main() -> int:

@@ -1,10 +1,10 @@
 """How soon each page shows its numbers with a month of data, and what ten open sessions cost.
 
-A page's first paint is the time until its numbers are there, its charts and tables are no empty
-places any more, and its script has ended: `cold` from opening its address in a browser with nothing
-in its cache, `warm` from opening it again there, `switch` from the click that leads to it from
-another page; the median and the worst are printed. Sessions are as many browsers, each on a page
-that refreshes itself; counted are the dashboard process's processor time and resident memory.
+A page's first paint is the time until its numbers, charts and tables are there and its script has
+ended. `cold` begins when a browser with an empty cache opens the page's address, `warm` when the
+same browser opens it again, and `switch` at the click that leads to it from another page. The
+median and the worst time are printed. Each session is a browser on a page that refreshes itself.
+What sessions cost is the dashboard process's processor time and resident memory.
 
     python -m scripts.bench.dashboard [--turns N] [--runs N] [--seconds N]
 """
@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def first_paints(browser: Browser, stack: DashboardStack, name: str) -> tuple[float, float, float]:
-    """Seconds, in a browser of its own: cold, warm, by a click."""
+    """The first paints of a page in a new browser, in seconds: cold, warm, by a click."""
     page = signed_in(browser, stack, viewport={"width": 1200, "height": 1000})
     cold, warm = (open_page(page, stack, name, RANGE) for _ in range(2))
     open_page(page, stack, "savings" if name != "savings" else "overview", RANGE)
@@ -70,7 +70,7 @@ def first_paints(browser: Browser, stack: DashboardStack, name: str) -> tuple[fl
 
 
 def cost_of_sessions(browser: Browser, stack: DashboardStack, seconds: float) -> str:
-    """Open the sessions and wait."""
+    """Open the sessions for some seconds. Return a line with their cost."""
     pages = [signed_in(browser, stack) for _ in range(NUM_SESSIONS)]
     for number, page in enumerate(pages):
         open_page(page, stack, PAGES[number % len(PAGES)], "24h")

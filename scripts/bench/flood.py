@@ -5,14 +5,14 @@ Three runs, each in a fresh engine with the same pool, the same prefix and the s
 - `leased`: marked, and leases may hold half of the pool.
 - `best-effort`: marked, and leases may hold nothing. The entry is readable only while its blocks
   happen to be in memory.
-- `unmarked`: no breakpoint, so what was used least recently goes first.
+- `unmarked`: no breakpoint, so the least recently used content goes first.
 
 The prefix is sent once before the flood. After it the prefix is sent again with another question,
 and the usage says what was read. The flood's prompts share nothing with each other. They answer for
 long enough to be in memory together, and together they need more than the pool has beside the
-prefix. So every block is taken that may be taken.
+prefix. So the flood takes every block that it may take.
 
-`synthetic` has the real pool, entries and scheduler and no model; `native` computes.
+`synthetic` has the real pool, entries and scheduler, but no model. `native` computes.
 """
 
 import argparse
@@ -81,7 +81,7 @@ def main() -> int:
 
 
 async def run(backend: str, kind: str, options: argparse.Namespace) -> tuple[list[str], bool]:
-    """A row of figures, and whether all that was written was read."""
+    """A row of figures, and whether all written tokens were read."""
     is_marked, lease_share = KINDS[kind]
     settings = new_settings(
         backend=backend,
@@ -114,8 +114,8 @@ async def run(backend: str, kind: str, options: argparse.Namespace) -> tuple[lis
 
 
 async def flood(engine: LocalBackend, render: Render, options: argparse.Namespace) -> int:
-    """Send unmarked prompts of equal length, `--at-once` of them at any time. Return the tokens of
-    all."""
+    """Send unmarked prompts of equal length, `--at-once` of them at any time. Return how many
+    tokens they had together."""
     model = "Flood 100000"
     tokens = 0
     index = 100_000

@@ -1,11 +1,11 @@
 """What the gateway itself costs: CPU, added latency and throughput, in front of a fixed-reply stub.
 
-The stub (`gateway_engine.py`) answers at once from bytes that were made before; it is no
-engine. Our gateway runs as shipped: keys, journal (synced), ledger and metrics. Whatever is
-measured has core 0 to itself, and stub and load share core 1. CPU time is the user and system time
-of the measured process and its children, from /proc. Neighbours hardly change it. Our gateway's
-counts until its ledger has every turn. Thread switches are how often one of its threads waited, for
-each turn.
+The stub (`gateway_engine.py`) is no engine: it answers at once from bytes that were made before.
+Our gateway runs as shipped: keys, journal (synced), ledger and metrics. Whatever is measured has
+core 0 to itself, and stub and load share core 1. CPU time is the user and system time of the
+measured process and its children, from /proc. Neighbours hardly change it. Our gateway's counts
+until its ledger has every turn. Thread switches are how often one of its threads waited, for each
+turn.
 
 - *8 KB*: a marked system prompt of 8 KB and a question, answered by 1 KB of JSON, over 32
   connections and over one. A turn adds its p50 over one connection less that of the stub alone.
@@ -54,34 +54,34 @@ class RawRequest:
     """A request that is ready to be sent."""
 
     data: bytes
-    # The answer must have the mark so many times.
+    # The answer must contain `mark` this many times.
     mark: bytes
     num_marks: int
 
 
 @dataclass(slots=True)
 class Measured:
-    """One measurement."""
+    """The times of one measurement."""
 
-    # Of every answer, in the order of their ends.
+    # The time of every answer, in the order of their ends.
     seconds: list[float] = field(default_factory=list)
-    # Of the whole measurement.
+    # The time of the whole measurement.
     wall_seconds: float = 0.0
-    # How often a thread of the server waited, and another one went on.
+    # How often a thread of the server waited and gave way to another.
     switches: int = 0
 
     @property
     def rate(self) -> float:
-        """Answers in a second."""
+        """Answers per second."""
         return len(self.seconds) / self.wall_seconds
 
     def percentile(self, share: float) -> float:
-        """In seconds."""
+        """A percentile of the answers' times, in seconds."""
         return percentile(self.seconds, share)
 
 
 class RawConnection(asyncio.Protocol):
-    """HTTP/1.1 over a raw socket, which leaves the CPU to what is measured."""
+    """HTTP/1.1 over a raw socket. It takes little CPU from the measured server."""
 
     def __init__(self) -> None:
         self.transport: Any = None
@@ -114,7 +114,7 @@ class RawConnection(asyncio.Protocol):
             self._answer.set_result(b"".join(self._parts))
 
     async def ask(self, request: RawRequest) -> None:
-        """Raise RuntimeError for any other answer than the stub's."""
+        """Send a request and read its answer. Raise RuntimeError if it is not the stub's answer."""
         self._parts = []
         self._missing = None
         self._answer = asyncio.get_running_loop().create_future()
@@ -178,7 +178,7 @@ class Subject:
 
     @contextmanager
     def running(self) -> Iterator[int]:
-        """Its process's id, once it is ready. Raises StartError where it never is."""
+        """The id of its process, once it is ready. Raises StartError if it never gets ready."""
         pinned = ["taskset", "-c", str(self.core), *self.command]
         base = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
         with stack.serving(
@@ -312,7 +312,7 @@ def _subjects(engine: str, folders: dict[str, Path]) -> Iterator[Subject]:
 
 
 def _ours(name: str, engine: str, data: Path, *, speaks_messages: bool) -> Subject:
-    """As shipped: SQLite for journal and ledger, a key, metrics, log level info."""
+    """Our gateway as shipped: SQLite for journal and ledger, a key, metrics, log level info."""
     port = free_port()
     settings = stack.gateway_environment(port, data, [engine])
     stack.migrate(settings)
@@ -337,7 +337,7 @@ async def _measure(subject: Subject, pid: int, options: argparse.Namespace) -> R
     rounds = Rounds()
     small = subject.questions(8 << 10)
     streams = subject.questions(512, stream=True, max_tokens=200)
-    # As a long session sends them: only the last message is new each time.
+    # These are requests of a long session: only the last message is new each time.
     turns = [f"Turn {turn}. {text(3000)}" for turn in range(100)]
     conversations = ([*turns, f"Question {number}: and then?"] for number in range(50))
     large = [subject.request(text(100_000), conversation) for conversation in conversations]

@@ -9,8 +9,8 @@ of its answers were made before:
 - one delta of 1 KB, in the same write as everything else;
 - with `max_tokens` 200, 200 deltas of one word, each written by itself, 2 ms after the one before.
 
-It says of every prompt that the marked part was read from memory. It holds every name that it is
-told. As an engine does, it publishes one event for each generation.
+It says that the marked part of every prompt was read from memory. It holds every name that it
+receives. As an engine does, it publishes one event for each generation.
 """
 
 import asyncio
@@ -65,8 +65,10 @@ class Ticker:
     def publish(self, names: list[protocol.Name]) -> None:
         if names:
             self.seq += 1
-            held = [protocol.HeldName(name.digest, 16 * (i + 1)) for i, name in enumerate(names)]
-            self._tell(protocol.ChainHeld(seq=self.seq, names=held))
+            held_names = [
+                protocol.HeldName(name.digest, 16 * (i + 1)) for i, name in enumerate(names)
+            ]
+            self._tell(protocol.ChainHeld(seq=self.seq, names=held_names))
 
     async def run(self) -> None:
         tick = 0
@@ -130,9 +132,9 @@ class Connection(asyncio.Protocol):
 
     def _generate(self, request: EngineRequest) -> None:
         is_slow = request.sampling.max_tokens == NUM_DELTAS
-        done = protocol.Done(request_id=request.request_id, output_tokens=NUM_DELTAS)
+        last_frame = protocol.Done(request_id=request.request_id, output_tokens=NUM_DELTAS)
         pieces = [_frame(_started(request)), *(_WORD_FRAMES if is_slow else [_ANSWER_FRAME])]
-        pieces += [_FINISHED, _frame(done)]
+        pieces += [_FINISHED, _frame(last_frame)]
         if is_slow:
             self._stream(_STREAM_HEAD, pieces)
         else:
@@ -208,7 +210,7 @@ def _delta(delta: dict[str, str], reason: str | None = None) -> bytes:
 _STREAM_HEAD = _head(b"application/x-ndjson")
 _SSE_HEAD = _head(b"text/event-stream")
 _END = b"0\r\n\r\n"
-# No two alike: LiteLLM ends a stream that repeats itself.
+# All words differ, because LiteLLM ends a stream that repeats itself.
 _WORDS = [f"word {number} " for number in range(NUM_DELTAS)]
 _WORD_FRAMES = [_frame(protocol.TextDelta(word)) for word in _WORDS]
 _ANSWER_FRAME = _frame(protocol.TextDelta(_ANSWER))

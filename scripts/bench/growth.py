@@ -159,8 +159,8 @@ def fleet_holding(num_engines: int, num_holders: int, names: Sequence[str]) -> l
     """Engines with a turn each, of which the first `num_holders` hold these names."""
     engines = fleet(num_engines, PrefixIndex())
     for engine in engines:
-        held = [HeldName(name, 16) for name in names] if engine.number < num_holders else []
-        chain = ChainHeld(seq=1, names=held, num_leased=len(held))
+        held_names = [HeldName(name, 16) for name in names] if engine.number < num_holders else []
+        chain = ChainHeld(seq=1, names=held_names, num_leased=len(held_names))
         engine.holdings.apply(Snapshot(seq=1, epoch="e", chains=[chain]), 0.0)
         engine.load.assign("t", 1000 + engine.number, 0.0)
     return engines
@@ -225,7 +225,7 @@ def serve(engines: list[StandIn], number: int, turn: int, template: list[Ask]) -
 
 
 def snapshot_line(engine: StandIn, num_prefixes: int) -> bytes:
-    """A snapshot of what the engine holds, filled up to `num_prefixes` with prefixes that nobody
+    """A snapshot of what the engine holds, filled up to `num_prefixes` with prefixes that no turn
     asks for."""
     draw = random.Random(engine.number)
     chains = [engine.held([name]) for name in engine.truth]
@@ -280,7 +280,7 @@ def bench_index(num_engines: int, num_prefixes: int, num_asked: int) -> None:
     whole = 0
     for label in ("forgets nothing", "default bound", "a tenth of the names"):
         bound = (1 << 40, INDEX_BYTES, whole // 10 * BYTES_PER_NAME)[len(rows)]
-        # A process of its own, so that nothing of another's memory counts.
+        # It runs in its own process, so that no other memory counts.
         with get_context("fork").Pool(1) as child:
             row, num_names = child.apply(one_index, (label, bound, truth, num_prefixes, num_asked))
         rows.append(row)
@@ -439,7 +439,7 @@ def time_calls(http: httpx.Client, now: int) -> None:
 
 
 def wait(turns: Sequence[Future[None]]) -> None:
-    """Wait for all. Raise the error of the first that failed."""
+    """Wait for all of them. Raise the error of the first that failed."""
     for turn in turns:
         turn.result()
 

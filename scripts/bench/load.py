@@ -15,25 +15,26 @@ MESSAGES = "/v1/messages"
 class Answer:
     """An answer, or as much of it as came. Times are seconds from its beginning."""
 
-    # By `time.perf_counter`.
+    # The time of its beginning, by `time.perf_counter`.
     begun: float = field(default_factory=time.perf_counter)
     status: int = 0
-    # The answer's first object.
+    # The first object of the answer.
     message: dict[str, Any] = field(default_factory=dict)
-    # With the names of the dialect.
+    # The counts, under the names of the dialect.
     usage: dict[str, Any] = field(default_factory=dict)
     text: str = ""
     first_seconds: float | None = None
     seconds: float = 0.0
     events: list[str] = field(default_factory=list)
     is_whole: bool = False
-    # Empty for a whole answer. Else the gateway's words or, where the connection broke, the name of
+    # Empty for a whole answer. Else the gateway's words or, if the connection broke, the name of
     # the exception.
     error: str = ""
 
     @property
     def id(self) -> str:
-        """The turn's id, in no dialect's form; empty where nothing of the answer came."""
+        """The turn's id without the prefix of a dialect. It is empty if nothing of the answer
+        came."""
         name = str(self.message.get("id", ""))
         return "msg_" + name.removeprefix("chatcmpl-") if name.startswith("chatcmpl-") else name
 
@@ -137,7 +138,7 @@ async def ask(
 
 
 def ask_now(http: httpx.Client, body: Mapping[str, Any]) -> Answer:
-    """As `ask`, of the Messages API, for programs that are not asynchronous."""
+    """Like `ask`, for the Messages API and for programs that are not asynchronous."""
     answer = Answer()
     try:
         with http.stream("POST", MESSAGES, json=body) as reply:

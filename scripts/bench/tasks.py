@@ -43,8 +43,8 @@ class Sample:
 
     @property
     def parts(self) -> list[str]:
-        """The beginning, and the documents behind it. The words of a text without documents are cut
-        into four."""
+        """The beginning, and the documents behind it. A text without documents is cut into four
+        parts."""
         _, body = self.text.split(HEAD)
         documents = body.split("\n\n")[1:]
         if documents:
@@ -140,7 +140,7 @@ def fwe(rng: random.Random, size: int) -> Sample:
 
 
 def documents(rng: random.Random, size: int) -> Sample:
-    """Four documents with a code each. The questions ask for every second one's."""
+    """Four documents with a code each. The questions ask for the code of every second document."""
     codes = {city: str(rng.randrange(1000, 10_000)) for city in rng.sample(CITIES, 4)}
     text = HEAD
     for city, code in codes.items():
@@ -167,7 +167,7 @@ TASKS: Mapping[str, Callable[[random.Random, int], Sample]] = {
 
 
 def samples(names: list[str], num: int, size: int) -> Iterator[tuple[str, Sample]]:
-    """`num` prompts of each task, by turns. Prompts with noise have `size` sentences of it, and
+    """`num` prompts of each task, in turn. Prompts with noise have `size` sentences of noise, and
     lists are about as long."""
     rngs = {name: random.Random(name) for name in names}
     for _ in range(num):

@@ -1,4 +1,4 @@
-"""Throughput on a shared prefix, of ours and of vLLM's CPU build, in one run.
+"""Throughput on a shared prefix, of our engine and of vLLM's CPU build, in one run.
 
 The model is of Llama's kind with random weights (`common.py`). Clients ask at the same time, each
 one question after the other behind one marked prefix. Before the clock starts, one request has
@@ -90,7 +90,7 @@ def main() -> int:
             num_blocks=pool // BLOCK_SIZE,
             max_running=options.clients,
         )
-        runs = [asyncio.run(measure(settings, stranger, first, lists))]
+        results = [asyncio.run(measure(settings, stranger, first, lists))]
         if options.vllm_python is not None:
             kv_heads = max(1, options.hidden // 256)
             bytes_per_token = 2 * options.layers * kv_heads * 64 * 4
@@ -106,22 +106,22 @@ def main() -> int:
                 "first": render(first),
                 "prompts": prompts,
             }
-            runs += measure_vllm(options.vllm_python, task)
-    print(table(HEADINGS, [row_of(run, runs[0], len(prompts)) for run in runs]))
+            results += measure_vllm(options.vllm_python, task)
+    print(table(HEADINGS, [row_of(result, results[0], len(prompts)) for result in results]))
     return 0
 
 
-def row_of(run: dict[str, Any], ours: dict[str, Any], num_prompts: int) -> list[str]:
+def row_of(result: dict[str, Any], ours: dict[str, Any], num_prompts: int) -> list[str]:
     """The cells of one engine, in the order of HEADINGS."""
-    seconds = run["seconds"]
+    seconds = result["seconds"]
     return [
-        run["name"],
-        f"{run['cold_seconds']:.2f}",
+        result["name"],
+        f"{result['cold_seconds']:.2f}",
         f"{seconds:.2f}",
-        f"{run['cpu_seconds']:.2f}",
+        f"{result['cpu_seconds']:.2f}",
         f"{num_prompts / seconds:.2f}",
-        f"{run['output_tokens'] / seconds:.1f}",
-        f"{run['computed_tokens']:,}" if "computed_tokens" in run else "",
+        f"{result['output_tokens'] / seconds:.1f}",
+        f"{result['computed_tokens']:,}" if "computed_tokens" in result else "",
         f"{seconds / ours['seconds']:.2f}",
     ]
 
@@ -132,7 +132,7 @@ async def measure(
     first: GenerateRequest,
     lists: list[list[GenerateRequest]],
 ) -> dict[str, Any]:
-    """`lists` are the requests of each client. The result has the fields of peers.py."""
+    """The result of our engine, with the fields of peers.py. `lists` has each client's requests."""
     async with running_backend(settings) as backend:
 
         async def client(requests: list[GenerateRequest]) -> list[EngineAnswer]:
@@ -154,14 +154,14 @@ async def measure(
 
 
 def measure_vllm(python: str, task: dict[str, Any]) -> list[dict[str, Any]]:
-    """The result of vLLM. Where it is not installed or fails, its output is printed and the list is
+    """The result of vLLM. If vLLM is not installed or fails, its output is printed and the list is
     empty."""
     command = [python, str(Path(__file__).with_name("peers.py"))]
-    done = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True)
-    if done.returncode:
-        print(f"vLLM did not run:\n{done.stderr[-2000:]}")
+    process = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True)
+    if process.returncode:
+        print(f"vLLM did not run:\n{process.stderr[-2000:]}")
         return []
-    return [json.loads(done.stdout.splitlines()[-1])]
+    return [json.loads(process.stdout.splitlines()[-1])]
 
 
 if __name__ == "__main__":

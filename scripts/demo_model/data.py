@@ -29,7 +29,7 @@ NO_TOOL: str = _TABLES["no_tool_answer"]
 _WORDS: dict[str, list[str]] = _TABLES["words"] | {
     "unknown": _TABLES["unknown"],
     "topics": [term["a"].split(" ", 1)[-1] for term in _TABLES["terms"]],
-    # Real English and code, which every Python has with it.
+    # Real English and code, which come with every Python.
     "topics_of_python": [_topics.topics[key] for key in sorted(_topics.topics)],
     "scripts": [
         *"äöüßéèñçøåабвгдежзиклмнопрстαβγδεζηθ日本語中文字漢字かなカナ한국어한글שלוםمرحبا😀🚀✨—“”…€£"
@@ -70,17 +70,17 @@ def new_word(rng: random.Random, kind: str) -> str:
     return rng.choice(_WORDS[kind])
 
 
-def fill(rng: random.Random, form: str, **drawn: str) -> str:
-    """Write a form of facts.toml; `drawn` are its words of before, by their name with a `#1`."""
-    drawn = {f"{name}#1": word for name, word in drawn.items()}
+def fill(rng: random.Random, form: str, **words: str) -> str:
+    """Write a form of facts.toml. `words` are words that were drawn before, each by its kind."""
+    words_by_place = {f"{kind}#1": word for kind, word in words.items()}
 
     def draw(place: re.Match[str]) -> str:
         kind, _, tag = place[1].partition("#")
-        word = drawn.get(place[1])
+        word = words_by_place.get(place[1])
         if word is None:
             word = new_word(rng, kind)
         if tag:
-            drawn[place[1]] = word
+            words_by_place[place[1]] = word
         return word
 
     return re.sub(r"\{([\w#-]+)\}", draw, form)
@@ -192,7 +192,7 @@ def task_of(rng: random.Random, tool: str) -> ToolTask:
     value = rng.choice(_WORDS[table["listed"]]) if is_listed else fill(rng, table["invented"])
     weights = [outcome[0] for outcome in table["outcomes"]]
     _, result, answer = rng.choices(table["outcomes"], weights)[0]
-    # One text, so that what is drawn for the result stands in the answer.
+    # Both are filled as one text, so that the answer has the words that the result drew.
     result, _, answer = fill(rng, f"{result}\0{answer}", value=value).partition("\0")
     body = json.dumps({"name": tool, "arguments": {param: value}}, ensure_ascii=False)
     return ToolTask(
@@ -217,9 +217,9 @@ def tools_block(box: list[ToolTask]) -> str:
 
 
 def toolbox(rng: random.Random, most: int = 5) -> list[ToolTask]:
-    """One to `most` draws of the tools, without doubles, each with a task for what it is for."""
-    drawn = dict.fromkeys(rng.choice(TOOLS) for _ in range(rng.randint(1, most)))
-    return [task_of(rng, tool) for tool in drawn]
+    """One to `most` draws of the tools, without doubles, each with a task for the tool."""
+    tools = dict.fromkeys(rng.choice(TOOLS) for _ in range(rng.randint(1, most)))
+    return [task_of(rng, tool) for tool in tools]
 
 
 def _tool_turn(rng: random.Random, box: list[ToolTask]) -> list[Chunk]:
@@ -243,8 +243,8 @@ def turn(rng: random.Random, box: list[ToolTask]) -> list[Chunk]:
     if draw < (0.5 if box else 0.06):
         return _tool_turn(rng, box)
     if draw > 0.95:
-        said = (distractor(rng, rng.randint(10, 300)) for _ in range(2))
-        roles = zip(("user", "assistant"), said, strict=True)
+        texts = (distractor(rng, rng.randint(10, 300)) for _ in range(2))
+        roles = zip(("user", "assistant"), texts, strict=True)
         return [(message(role, text), False) for role, text in roles]
     fact = rng.choice(FACTS)
     question = rng.choice(fact.ask)
@@ -275,7 +275,7 @@ def corpus(rng: random.Random) -> list[str]:
 VOCAB = 4096
 END = "<|im_end|>"
 CONTROL = ("<|endoftext|>", "<|im_start|>", END)
-# Not "special": a caller parses them, so decoding must keep them where control tokens are skipped.
+# They are not "special": a caller parses them, so decoding keeps them when it skips control tokens.
 MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
 
@@ -301,7 +301,8 @@ class Encoder:
         """Append messages, and mark the tokens of the answers among them."""
         for text, learned in chunks:
             ids = self.ids(text)
-            # Not the header, which the prompt ends with, nor the line break after the end.
+            # The header, with which the prompt ends, and the line break after the end are not
+            # learned.
             row.learned += [learned and 3 <= i < len(ids) - 1 for i in range(len(ids))]
             row.ids += ids
 

@@ -75,7 +75,7 @@ def save(model: LlamaForCausalLM, out: Path) -> None:
 def draw_batch(
     rng: random.Random, encoder: Encoder, progress: float
 ) -> tuple[list[int], list[Example]]:
-    """A shared prefix and the rows behind it; prefixes get more frequent and longer with time."""
+    """A shared prefix and the rows behind it. Prefixes get more frequent and longer with time."""
     prefix: list[int] = []
     boxes: list[list[data.ToolTask]] = []
     rows = [Example() for _ in range(4)]

@@ -32,7 +32,7 @@ class Unknown(Exception):
 
 
 def packages_of(need: str) -> set[str]:
-    """Canonical names of all that the base or an extra brings on this platform."""
+    """Canonical names of all packages that the base or an extra brings on this platform."""
     pins = [entry.partition(" \\")[0] for entry in read_lock()[need]]
     pins += [text for text in requirements_of(need, read_project()) if is_unhashed(text)]
     return {
@@ -43,7 +43,7 @@ def packages_of(need: str) -> set[str]:
 
 
 def licence_of(name: str) -> str:
-    """An SPDX expression where the package has one, else its classifiers, else its own words."""
+    """The SPDX expression if the package has one, else its classifiers, else its own words."""
     try:
         metadata = distribution(name).metadata
     except PackageNotFoundError:
@@ -60,7 +60,7 @@ def licence_of(name: str) -> str:
 
 
 def text() -> str:
-    """The page."""
+    """The page, as Markdown."""
     extras_of: dict[str, set[str]] = {}
     for extra in ("base", *EXTRAS):
         for name in packages_of(extra):

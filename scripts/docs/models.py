@@ -134,7 +134,7 @@ def tiny_model(architecture: str) -> PreTrainedModel:
 
 
 def natively(model: PreTrainedModel, attention: Attention) -> str:
-    """How the native engine serves the model, or why not."""
+    """How the native engine serves the model, or why it does not."""
     try:
         layout = prepare_model(model, attention).layout
     except ModelRefused as refusal:
@@ -148,7 +148,7 @@ def natively(model: PreTrainedModel, attention: Attention) -> str:
 
 
 def on_vllm(folders: Sequence[Path], python: str) -> Iterator[str]:
-    """How vLLM serves each model, or why not, by a Python that has vLLM."""
+    """How vLLM serves each model, or why it does not, by a Python that has vLLM."""
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
@@ -222,9 +222,9 @@ def try_inside(folder: str) -> str:
     core.holdfast_bind(token)
     prefix = [3 + 7 * place % 190 for place in range(2 * size)]
 
-    def ask(name: str, prompt: list[int], wants: list[str], read: str | None = None) -> Any:
+    def ask(name: str, prompt: list[int], wants: list[str], entry: str | None = None) -> Any:
         leases = [{"key": key, "tokens": len(prefix), "expires_at": 1.0} for key in wants]
-        fields = {"request_id": name, "token": token, "scope": "s", "wants": leases, "read": read}
+        fields = {"request_id": name, "token": token, "scope": "s", "wants": leases, "read": entry}
         params = {"kv_transfer_params": {directive.PARAM_KEY: fields}}
         sampling = SamplingParams(max_tokens=1, temperature=0, detokenize=False, extra_args=params)
         return engine.generate({"prompt_token_ids": prompt}, sampling, use_tqdm=False)[0]

@@ -1,4 +1,4 @@
-"""Write into the alerts and Grafana's board what is declared elsewhere.
+"""Write facts that are declared elsewhere into the alerts and Grafana's board.
 
 The classes of written tokens are those of `TTLS`, one for each lifetime. The severity and the
 resolution of an alert are those of its kind of condition in gateway/conditions/kinds.toml. Run it
@@ -24,7 +24,7 @@ _WIDTH = 112
 
 
 def with_classes(text: str) -> str:
-    """The text, in which all classes of written tokens stand wherever it names any."""
+    """The text, with all classes of written tokens wherever it names any of them."""
     return _WRITTEN.sub(WRITES, text)
 
 

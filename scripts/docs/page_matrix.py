@@ -82,7 +82,7 @@ def listen(page: Page, address: str) -> list[str]:
 
 
 def show_whole(page: Page, width: int) -> None:
-    """Make the window high enough for all of the page."""
+    """Make the window so high that the whole page is visible."""
     page.set_viewport_size({"width": width, "height": 1000})
     page.mouse.move(1, 1)
     wait_until_still(page)
@@ -97,7 +97,8 @@ def show_whole(page: Page, width: int) -> None:
 
 
 def wait_until_still(page: Page) -> None:
-    """Wait until nothing changes its size any more: charts are drawn after the script has ended."""
+    """Wait until no element changes its size any more. Charts are drawn after the script has
+    ended."""
     before = None
     num_equal = 0
     deadline = time.monotonic() + STILL_SECONDS
@@ -138,7 +139,7 @@ def running(
         engines = [
             stack.enter_context(serving_engine("synthetic", settings | model)) for model in models
         ]
-        # Without an engine it is never ready, and serves what the ledger has.
+        # Without an engine the gateway is never ready, but it serves what the ledger has.
         urls = [engine.url for engine in engines] or [url_of(free_port())]
         ready = "/readyz" if num_engines else "/healthz"
         gateway = stack.enter_context(serving_gateway(data, urls, ready=ready))
@@ -224,7 +225,7 @@ def _wait_for_numbers(page: Page) -> None:
 STATES = {"empty": 0, "one": 1, "two": 2, "four": 4, "month": 4}
 """How many engines run in each state."""
 SAMPLE_SECONDS = 30.0
-"""How long the sample's applications ask before a page is looked at."""
+"""How long the sample's applications ask before a page is checked."""
 NUM_TURNS = {"one": 1, "two": 60, "four": 60}
 WIDTHS = (480, 1200, 1440, 1920)
 PHONE = 480
@@ -236,7 +237,7 @@ PICKED = {"why": ("miss", "any"), "requests": ("request", None)}
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One sight at one width in one theme, and what is wrong with it."""
+    """A page at one width in one theme, and what is wrong with it."""
 
     state: str
     theme: str

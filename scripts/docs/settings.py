@@ -1,6 +1,6 @@
 """Write the programs' settings to `.env.example`, and as a table beside each `settings.py`.
 
-Run it after a change of settings; tests/test_layout.py fails when it was forgotten.
+Run it after a change of settings; tests/test_layout.py fails if it was forgotten.
 """
 
 from pydantic import BaseModel
@@ -20,7 +20,8 @@ PROGRAMS: dict[str, tuple[type[BaseModel], str, str]] = {
 PLACED = {"ENGINE_MODEL": "engine/holdfast-demo"}
 ENV_EXAMPLE = ROOT / ".env.example"
 GENERATED = "\n\n# The gateway\n"
-"""Where the written part of `.env.example` begins; what docker compose reads before it is not."""
+"""Where the generated part of `.env.example` begins. The part before it, for docker compose, is
+written by hand."""
 HEAD = """# Settings of the {program}
 
 Environment variables, read once at start. `python -m scripts.docs.settings` writes this
@@ -34,7 +35,7 @@ and a line that names the variable and what it must be.
 
 
 def default_of(name: str, field: FieldInfo) -> str:
-    """Write a default as the environment would carry it; empty where there is none."""
+    """Write a default as the environment would carry it; an empty text if there is none."""
     value = field.default
     if name in PLACED:
         return PLACED[name]
@@ -46,7 +47,7 @@ def default_of(name: str, field: FieldInfo) -> str:
 
 
 def rows(program: str) -> list[tuple[str, str, bool, str]]:
-    """Variable, default, whether it is required, and description of every setting."""
+    """The variable, the default, whether it is required, and the description of every setting."""
     settings, prefix, _ = PROGRAMS[program]
     table = []
     for key, field in settings.model_fields.items():

@@ -1,6 +1,6 @@
 """Take the screenshots that READMEs show, and check each page that is on them.
 
-They are of the sample month, drawn at three quarters of their size. The checks are those of
+They show the sample month, at three quarters of their size. The checks are those of
 `scripts.docs.page_matrix`, which draws all pages in all states.
 
     python -m scripts.docs.shots [--out dashboard/screenshots]
@@ -22,7 +22,7 @@ THEME = "light"
 WIDTH = 1440
 SCALE = 0.75
 PAGES = ("overview", "savings", "prefixes", "memory")
-"""Those that a README shows."""
+"""The pages that a README shows."""
 
 
 def main() -> int:
@@ -31,13 +31,13 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     num_problems = 0
     with stack_in(STATE, NUM_TURNS) as stack:
-        for drawn in look(stack, STATE, [THEME], PAGES, [WIDTH]):
-            image = Image.open(io.BytesIO(drawn.picture)).convert("RGB")
+        for sight in look(stack, STATE, [THEME], PAGES, [WIDTH]):
+            image = Image.open(io.BytesIO(sight.picture)).convert("RGB")
             size = round(image.width * SCALE), round(image.height * SCALE)
-            path = out / f"{drawn.name}.webp"
+            path = out / f"{sight.name}.webp"
             image.resize(size, Image.Resampling.LANCZOS).save(path, quality=50, method=6)
-            num_problems += len(drawn.problems)
-            print(path.name, *drawn.problems, sep="\n  ", flush=True)
+            num_problems += len(sight.problems)
+            print(path.name, *sight.problems, sep="\n  ", flush=True)
     print(f"{num_problems} problems")
     return 1 if num_problems else 0
 

@@ -54,7 +54,8 @@ class Report:
             (self._folder / "gpu_check.md").write_text(text + "\n", "utf-8")
 
     def run(self, subject: str, part: Callable[[], Iterable[Row]]) -> None:
-        """Add the rows of a part, and why it failed: its errors take no other part with them."""
+        """Add the rows of a part, and why it failed. An error of one part does not end the
+        others."""
 
         def add_all() -> None:
             for row in part():
@@ -67,7 +68,7 @@ class Report:
 
 
 def failure_of(work: Callable[[], object]) -> str:
-    """Run it; the error's kind and its first line, or nothing."""
+    """Run a part. Return the error's kind and its first line, or an empty text."""
     try:
         work()
     except Exception as error:  # noqa: BLE001 - the edge of a part
@@ -133,7 +134,7 @@ def measure_speed(
     is_small: bool,
     decodes_alone: bool,
 ) -> None:
-    """Measure one model. Nothing begins behind the `deadline`, by `time.perf_counter`."""
+    """Measure one model. No measurement begins after the `deadline`, by `time.perf_counter`."""
     from engine.compute.loading import LoadedModel
     from scripts.gpu import speed
     from scripts.gpu.beside_vllm import vllm_decoding
@@ -157,7 +158,7 @@ def measure_speed(
 
 
 def exactness(device: "torch.device", report: Report, deadline: float) -> Iterator[Row]:
-    """Print each comparison; a row that says whether all are within what is allowed."""
+    """Print each comparison. Return a row that says whether all differences are allowed."""
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -216,7 +217,7 @@ def architectures(device: "torch.device", deadline: float) -> Iterator[Row]:
 
 
 def comparisons(device: "torch.device") -> Iterator[tuple[str, Callable[[], float], float]]:
-    """Each with what is allowed; the type that a GPU serves with comes first."""
+    """Each type with its allowed difference. The type with which a GPU serves comes first."""
     import torch
 
     from scripts.gpu import exactness as exact

@@ -1,4 +1,4 @@
-"""vLLM's decoding of the same shape, where it is installed: the native engine is held to it."""
+"""vLLM's decoding of the same shape, if vLLM is installed, to compare the native engine with."""
 
 import math
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ from scripts.gpu.speed import BLOCK_SIZE, Sizes, seconds
 
 STEPS = 64
 MEMORY_SHARE = 0.8
-"""Of the device, which the native engine has given back."""
+"""The share of the device's memory that vLLM gets. The native engine has given it back."""
 
 
 def vllm_decoding(sizes: Sizes) -> Iterator[tuple[str, str]]:
     """Tokens a second of as many sequences, each behind a prefix of its own that is cached.
 
-    It is the time of STEPS tokens more: that of answers so long, less that of answers of one token.
+    The time is that of answers with STEPS more tokens, less that of answers with one token.
     """
     if find_spec("vllm") is None:
         yield "vLLM's decoding", "skipped: no vLLM"

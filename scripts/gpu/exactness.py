@@ -77,7 +77,7 @@ def in_triton(layout: KvLayout, num_heads: int) -> Kernel:
 
 
 Comparison = tuple[str, Callable[[], float]]
-"""What is compared, and how: the largest difference as a share of the largest value."""
+"""One comparison, with the largest difference as a share of the largest value."""
 
 
 def kernel_comparisons(
@@ -137,7 +137,7 @@ def _difference(
 def _step_attend(
     works: list[Work], shape: Shape, device: torch.device, kernel: Kernel
 ) -> tuple[int, Attend]:
-    """The rows of a step, and what attends them."""
+    """The rows of a step, and the function that computes their attention."""
     batch = build_batch(
         works,
         shape.block_size,

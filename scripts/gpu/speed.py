@@ -27,10 +27,10 @@ PREFILL_TOKENS = 2048  # in one step, as the engine does on a GPU
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What is measured."""
+    """The sizes that are measured."""
 
     config: LlamaConfig
-    # The tokens of the prompts.
+    # The prompts' numbers of tokens.
     contexts: tuple[int, ...]
     # The numbers of decoding sequences.
     batches: tuple[int, ...]
@@ -48,7 +48,7 @@ def llama_8b() -> Sizes:
 
 
 def small() -> Sizes:
-    """For a try without a GPU. Its figures say nothing."""
+    """A small shape to try the script without a GPU. Its figures say nothing."""
     return Sizes(_config(512, 64, 128, 2, 4, 4096), (256, 3000), (1, 4), 256, 32, 16)
 
 
@@ -96,7 +96,7 @@ new_model: Callable[[LlamaConfig], PreTrainedModel] = AutoModelForCausalLM.from_
 
 
 def random_model(config: LlamaConfig, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """Weights made on the device: nothing is read and nothing is copied."""
+    """Make weights on the device, so that nothing is read or copied."""
     torch.manual_seed(0)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -110,7 +110,8 @@ def random_model(config: LlamaConfig, device: torch.device, dtype: torch.dtype) 
 
 
 def first_tokens(loaded: LoadedModel, sizes: Sizes) -> Rows:
-    """From a prompt to its first token: all of it computed, and all but the last block read."""
+    """The time from a prompt to its first token: with all of it computed, and with all but the last
+    block read."""
     for tokens in sizes.contexts:
         runner = loaded.runner(math.ceil(tokens / BLOCK_SIZE), BLOCK_SIZE)
         if tokens == sizes.contexts[0]:
@@ -145,7 +146,7 @@ def decoding(loaded: LoadedModel, sizes: Sizes) -> Rows:
 
 
 def graphs(loaded: LoadedModel, sizes: Sizes) -> Rows:
-    """The same as CUDA graphs; without a GPU each step runs again as it is."""
+    """The same steps as CUDA graphs. Without a GPU each step runs again as it is."""
     if loaded.kernel is None:
         yield "CUDA graphs", f"not run: {loaded.why_no_kernel or 'no paged kernel'}"
         return
@@ -159,10 +160,10 @@ def graphs(loaded: LoadedModel, sizes: Sizes) -> Rows:
         begun = time.perf_counter()
         runner = loaded.runner(num_blocks, BLOCK_SIZE, graphs=plan)
         spent = time.perf_counter() - begun
-        taken = before - loaded.free_bytes()
+        taken_bytes = before - loaded.free_bytes()
         yield (
             f"CUDA graphs for {batch} sequences: captured in; taken, counted",
-            f"{spent:.1f} s; {taken / 2**30:.2f}, {counted / 2**30:.2f} GiB",
+            f"{spent:.1f} s; {taken_bytes / 2**30:.2f}, {counted / 2**30:.2f} GiB",
         )
         yield _decoded(loaded, sizes, batch, runner, "decode by CUDA graphs")
         yield _compared(runner, sizes, batch)
@@ -174,7 +175,7 @@ def _num_blocks(sizes: Sizes, batch: int) -> int:
 
 
 def _tables(sizes: Sizes, batch: int, *, is_shared: bool) -> list[list[int]]:
-    """Of sequences behind one shared prefix, or behind one each."""
+    """Measure decoding of sequences behind one shared prefix, or each behind its own prefix."""
     shared = sizes.shared_tokens // BLOCK_SIZE
     num_own = sizes.own_tokens // BLOCK_SIZE
     num_blocks = _num_blocks(sizes, batch)
@@ -202,8 +203,8 @@ def _decoded(
         figure = f"{rate:,.0f}"
         if bandwidth is not None:
             num_prefixes = 1 if is_shared else batch
-            kept = num_prefixes * sizes.shared_tokens + batch * (3 + steps // 2)
-            step_bytes = weight_bytes(loaded) + kept * loaded.layout.bytes_per_token
+            kept_tokens = num_prefixes * sizes.shared_tokens + batch * (3 + steps // 2)
+            step_bytes = weight_bytes(loaded) + kept_tokens * loaded.layout.bytes_per_token
             figure += f" ({rate * step_bytes / batch / bandwidth:.0%})"
         figures.append(figure)
     limit = "" if bandwidth is None else f" (of what {bandwidth / 1e12:.2f} TB/s allow)"
@@ -263,7 +264,7 @@ def _compared(runner: TorchRunner, sizes: Sizes, batch: int) -> tuple[str, str]:
 def _drawn(
     runner: TorchRunner, tables: list[list[int]], sample: SampleParams
 ) -> Iterator[int | None]:
-    """What is drawn behind tokens that are the same at each call."""
+    """The tokens that are drawn behind a prompt that is the same at each call."""
     for row, table in enumerate(tables):
         prompt = [(31 * row + 17 * place) % 500 for place in range(BLOCK_SIZE)]
         runner.execute([Work(token_ids=prompt, start=0, block_table=table)])
@@ -293,12 +294,12 @@ def host_tier(loaded: LoadedModel, sizes: Sizes) -> Rows:
     yield "host tier: to the host, back", f"{size / down:.1f} GB/s, {size / up:.1f} GB/s"
 
 
-def seconds(run: Callable[[], object]) -> float:
-    """Of one call, to the end of what it started on the device."""
+def seconds(work: Callable[[], object]) -> float:
+    """The seconds of one call, to the end of the work that it started on the device."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     begun = time.perf_counter()
-    run()
+    work()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter() - begun

@@ -1,7 +1,7 @@
 """Leases that outlive vLLM's blocks: an engine on vLLM with tiers, a flood, a restart and a kill.
 
-On a GPU with OffloadingConnector and our tier on disk. Elsewhere ExampleConnector stands for them,
-which has no entries: then what is read after a restart is automatic.
+On a GPU vLLM runs with OffloadingConnector and our tier on disk. Elsewhere ExampleConnector stands
+in for them. It has no entries, so the tokens that are read after a restart are automatic.
 """
 
 import json
@@ -19,16 +19,16 @@ from scripts.stack import ENGINE_SECRET, family, serving_engine
 
 MODULE = "engine.backends.vllm.tiers"
 WORDS = 500
-"""Of a prompt, whose entry then takes about half of what leases may hold."""
+"""The words of a prompt. Its entry takes about half of what leases may hold."""
 LEASES = 4
 PROMPTS = 12
-"""Of the flood, which is 3.7 times the pool."""
+"""The prompts of the flood, which is 3.7 times the pool."""
 SETTLE_SECONDS = 5.0
-"""Until what was marked is written, which nothing tells."""
+"""The seconds until the marked prompt is surely written. Nothing tells when it is."""
 
 
 def beside(folder: Path, *, is_gpu: bool) -> dict[str, Any]:
-    """vLLM's `kv_transfer_config` of what stands beside our connector."""
+    """vLLM's `kv_transfer_config` with our connector and the one beside it."""
     tier = {"type": "LeaseTier", "module_path": MODULE, "directory": str(folder / "tier")}
     extra = {
         "spec_name": "TieringOffloadingSpec",
@@ -64,7 +64,7 @@ def ask(url: str, word: str, *, is_marked: bool = True) -> dict[str, int]:
 
 
 def tiers() -> Iterator[tuple[str, str]]:
-    """Check that leases stay readable. Raise AssertionError where one that the tier holds was not
+    """Check that leases stay readable. Raise AssertionError if a lease that the tier holds was not
     read."""
     if find_spec("vllm") is None:
         yield "vLLM's tiers", "skipped: no vLLM"
@@ -80,9 +80,9 @@ def tiers() -> Iterator[tuple[str, str]]:
             with serving_engine("vllm", _settings(transfer), Path(name, "log")) as server:
                 server.wait()
                 if event == "the flood":
-                    written = ask(server.url, "first")
+                    first_usage = ask(server.url, "first")
                     lease_tokens = ask(server.url, "first")["cache_read_tokens"]
-                    yield "written, and read at once", f"{written}; {lease_tokens} tokens"
+                    yield "written, and read at once", f"{first_usage}; {lease_tokens} tokens"
                     _flood(server.url)
                 usage = ask(server.url, "first")
                 is_held = is_gpu or event == "the flood"

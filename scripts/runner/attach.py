@@ -1,6 +1,6 @@
 """Engines that run elsewhere, for `scripts/run --attach`: most of all a vLLM with our plugin.
 
-They are asked once before anything is started, so that what is wrong is one line. The standard
+They are asked once before anything is started, so that one line can say what is wrong. The standard
 library is enough to import this module.
 """
 
@@ -15,14 +15,14 @@ from scripts.stack import StartError
 ASK_SECONDS = 10.0
 MOUNT = "/holdfast"
 LEAST_SECRET = 16
-"""Characters of ENGINE_SECRET at least, as the engine itself demands."""
+"""The fewest characters of ENGINE_SECRET, as the engine itself demands."""
 STARTED_SO = (
     "VLLM_PLUGINS=holdfast ENGINE_SECRET=… vllm serve MODEL …; engine/mount/distribution/README.md"
 )
 
 
 def url_problem(url: str) -> str | None:
-    """Why an address can't be that of an engine; None where it can."""
+    """Why an address can't be that of an engine; None if it can."""
     try:
         parts = urlsplit(url)
         is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -67,10 +67,10 @@ def _model_of(url: str, secret: str) -> str | None:
 
 
 def _ask(url: str, path: str, secret: str) -> tuple[int, object]:
-    """The status and, where it is JSON, the body. Raises StartError where nothing answers."""
+    """The status, and the body if it is JSON. Raises StartError if nothing answers."""
     headers = {"authorization": f"Bearer {secret}"}
     request = urllib.request.Request(url + path, headers=headers)
-    # The gateway goes to its engines without the environment's proxies too.
+    # The gateway does not use the environment's proxies for its engines either.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=ASK_SECONDS) as reply:

@@ -29,7 +29,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Secrets:
-    """Values from the environment where it has them, else from a file made at the first start."""
+    """Values from the environment if it has them, else from a file that the first start makes."""
 
     api_key: str
     admin_key: str
@@ -87,7 +87,7 @@ def owning(data: Path, running: Running) -> Iterator[None]:
 
 
 def read_running(data: Path) -> Running | None:
-    """What runs in this directory: what its lock says while somebody holds it."""
+    """What runs in this directory. Its lock says that while somebody holds it."""
     try:
         with (data / LOCK).open() as file:
             try:
@@ -125,7 +125,7 @@ def load_secrets(data: Path, environ: Mapping[str, str]) -> Secrets:
 
 
 def read_secrets(data: Path) -> Secrets | None:
-    """The stored ones; None where there are none, or the file is damaged."""
+    """The stored secrets; None if there are none, or if the file is damaged."""
     try:
         values = json.loads((data / SECRETS).read_text("utf-8"))
         stored = Secrets(**values)

@@ -43,27 +43,27 @@ SAMPLE_DATABASE = "sample.db"
 SAMPLE_ENGINES = 4
 """Those of the sample month: `scripts/sample/cast.toml`."""
 RESPONSE_DAYS = "1"
-"""For which responses are kept here, so that OpenAI's quickstart runs as it is."""
-# Less than the sample's applications ask for, so that something has to make way.
+"""The days for which responses are kept here, so that OpenAI's quickstart runs unchanged."""
+# Fewer than the sample's applications ask for, so that some content has to make way.
 SAMPLE_POOL = {"ENGINE_NUM_BLOCKS": "12288", "ENGINE_HOST_BLOCKS": "4096"}
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 class UsageError(Exception):
-    """An option cannot be served; the process exits 2."""
+    """An option cannot be served. The process exits with 2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What was asked of `scripts/run`."""
+    """The options of `scripts/run`."""
 
     engine: str
     engines: int
     gateways: int
     model: str | None
-    # Gateways listen from here on, engines from 20 above, the dashboard 421 above.
+    # Gateways listen from this port on, engines from 20 above it, the dashboard 421 above it.
     port: int
-    # Absolute.
+    # An absolute path.
     data: Path
     dashboard: bool
     # The engines are the sample month's, and no turn is served.
@@ -71,7 +71,7 @@ class Options:
     engine_args: dict[str, str]
     # Addresses of engines that run elsewhere; `engines` is 0 then.
     attached: tuple[str, ...] = ()
-    # What those want to be shown.
+    # The secret that those engines want to be shown.
     secret: str = ""
     # A llama.cpp server that an engine of ours stands before, and its directory of slot files.
     upstream: str = ""
@@ -79,7 +79,7 @@ class Options:
 
     @property
     def engine_urls(self) -> list[str]:
-        """In the order of their names."""
+        """The URLs of the engines, in the order of their names."""
         first = self.port + ENGINES_ABOVE
         return [*self.attached] or [url_of(first + index) for index in range(self.engines)]
 
@@ -93,7 +93,7 @@ class Options:
 
 
 def parse_options(arguments: list[str]) -> Options:
-    """Raises UsageError where an option cannot be served."""
+    """Check the options. Raises UsageError if one of them cannot be served."""
     parsed = _parser().parse_args(arguments)
     for name, limit in (
         ("engines", MAX_ENGINES),
@@ -223,7 +223,8 @@ def default_data(port: int) -> Path:
 
 
 def from_caller(path: Path) -> Path:
-    """Absolute, from where the caller typed the command: `scripts/run` goes to the tree's root."""
+    """An absolute path, seen from where the caller typed the command. `scripts/run` itself changes
+    to the tree's root."""
     return Path(os.environ.get("RUN_FROM") or Path.cwd(), path.expanduser()).absolute()
 
 
@@ -277,19 +278,19 @@ class Program:
 
     name: str
     command: list[str]
-    # Without one it serves nothing, and is ready at once.
+    # A program without a port serves nothing, and is ready at once.
     port: int | None
-    # The path that answers 200 once it serves.
+    # The path that answers 200 once the program serves.
     ready: str = "/readyz"
-    # How long it lets running work go on when it is told to end.
+    # How long the program lets running work go on when it is told to end.
     grace_seconds: float = 0.0
     environment: dict[str, str] = field(default_factory=dict)
-    # What is gone with a process of it.
+    # What is lost when a process of the program ends.
     loss: str = ""
 
     @property
     def probe_url(self) -> str | None:
-        """What says whether it is ready; None where nothing does."""
+        """The URL that says whether the program is ready; None if there is none."""
         return None if self.port is None else url_of(self.port) + self.ready
 
 
@@ -401,7 +402,7 @@ def engine_program(options: Options, keys: Secrets, index: int) -> Program:
 
 
 def sample_model(index: int) -> str:
-    """The model of the sample month that this engine of it stands for."""
+    """The model that this engine of the sample month stands for."""
     cast = tomllib.loads((ROOT / "scripts" / "sample" / "cast.toml").read_text("utf-8"))
     return str(cast["machines"][index]["serves"])
 
@@ -423,7 +424,7 @@ def alias_of(options: Options) -> dict[str, str]:
 
 def gateway_environment(options: Options, keys: Secrets, index: int) -> dict[str, str]:
     """Settings of one gateway: a journal of its own, the database shared by all."""
-    # Nobody's own database is for made-up turns.
+    # Made-up turns never go into a user's own database.
     database_url = None if options.sample else os.environ.get("HOLDFAST_DATABASE_URL")
     file = options.data / (SAMPLE_DATABASE if options.sample else "ledger.db")
     kind = "sample-gateway" if options.sample else "gateway"
@@ -461,7 +462,8 @@ def gateway_program(options: Options, keys: Secrets, index: int) -> Program:
 
 
 def seconds_of(name: str, environment: Mapping[str, str], default: float) -> float:
-    """A setting of a program, from what it gets or inherits; what is no number, it refuses."""
+    """A setting of a program, from its own or its inherited environment. The program refuses what
+    is no number."""
     try:
         return float(environment.get(name) or os.environ.get(name) or default)
     except ValueError:
@@ -469,7 +471,7 @@ def seconds_of(name: str, environment: Mapping[str, str], default: float) -> flo
 
 
 def check_ports(programs: list[Program], options: Options) -> None:
-    """Raises StartError, with a base port that is free, where a port can't be had."""
+    """Raises StartError if a port can't be had. The message names a base port that is free."""
     ports = {program.name: program.port for program in programs if program.port is not None}
     errors = {name: refusal(port) for name, port in ports.items()}
     refused = [name for name, number in errors.items() if number]
@@ -477,21 +479,21 @@ def check_ports(programs: list[Program], options: Options) -> None:
         return
     if errno.EACCES in errors.values():
         raise StartError("ports below 1024 are the system's; name a higher --port")
-    taken = ", ".join(f"{ports[name]} (for the {name})" for name in refused)
+    used_ports = ", ".join(f"{ports[name]} (for the {name})" for name in refused)
     above = [port - options.port for port in ports.values()]
-    others = (
+    free_bases = (
         base for base in range(9080, 60_080, 1000) if not any(refusal(base + a) for a in above)
     )
     raise StartError(
-        f"in use by another program: {taken}; stop what listens there, or take others: "
-        f"scripts/run --port {next(others, 'P')}"
+        f"in use by another program: {used_ports}; stop what listens there, or take others: "
+        f"scripts/run --port {next(free_bases, 'P')}"
     )
 
 
 def refusal(port: int) -> int:
-    """The number of the error that listening on it would meet; 0 where it is free."""
+    """The number of the error that listening on this port would meet; 0 if the port is free."""
     with socket.socket() as probe:
-        # As servers do: a connection in TIME_WAIT from the last run is no reason to refuse.
+        # Servers set this too: a connection in TIME_WAIT from the last run is no reason to refuse.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))

@@ -24,7 +24,7 @@ from scripts.stack import url_of
 API_KEY = "HOLDFAST_API_KEY"
 ADMIN_KEY = "HOLDFAST_ADMIN_KEY"
 GREETING = "What is Holdfast?"
-# The demo model answers these right behind handbooks of any edition: see its README.
+# The demo model's answers to these are right behind handbooks of any edition: see its README.
 QUESTIONS = (
     "What does cache_control do?",
     "How long does a 5m lease live?",
@@ -40,7 +40,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class DemoError(Exception):
-    """The story cannot be told; the message says why, and what to do."""
+    """The story cannot be told. The message says why, and what to do."""
 
 
 def prompt_tokens(answer: Answer) -> int:
@@ -48,7 +48,7 @@ def prompt_tokens(answer: Answer) -> int:
 
 
 def first_token(answer: Answer) -> float:
-    """Seconds; an answer without text counts to its end."""
+    """Seconds to the first token; for an answer without text, to its end."""
     return answer.first_seconds or answer.seconds
 
 
@@ -88,14 +88,14 @@ class DemoGateway:
                 f"{self._url} refuses the key of {self._place}; set {variable} to the one that its "
                 "scripts/run printed, or name its --data"
             )
-        said = " ".join(reply.text[:200].split())
+        reply_text = " ".join(reply.text[:200].split())
         raise DemoError(
             f"{self._url} is no gateway that can tell the story: {path} answered "
-            f"{reply.status_code} {said}; name another --port or --url"
+            f"{reply.status_code} {reply_text}; name another --port or --url"
         )
 
     def ask(self, question: str, system: str, *, marked: bool, max_tokens: int = 48) -> Answer:
-        """Raises DemoError with what the gateway said."""
+        """Send a request and return the answer. Raises DemoError with what the gateway said."""
         text = system if marked else [{"type": "text", "text": system}]
         body = body_of(self.model, text if system else [], question, max_tokens=max_tokens)
         answer = ask_now(self._http, body | {"temperature": 0, "stream": True})
@@ -111,7 +111,7 @@ def say(text: str) -> None:
 def tell_answer(
     gateway: DemoGateway, question: str, system: str = "", *, marked: bool = False
 ) -> Answer:
-    """Ask, and show the answer and what the API said of it."""
+    """Ask, and show the answer and its counts by the API."""
     answer = gateway.ask(question, system, marked=marked)
     automatic = int(answer.message["holdfast"]["automatic_tokens"])
     counts = {
@@ -119,32 +119,33 @@ def tell_answer(
         "written to it": answer.usage[WRITTEN],
         "found in memory, by luck": 0 if marked else automatic,
     }
-    said = [f"{number:,} tokens {origin}" for origin, number in counts.items() if number]
+    reused = [f"{number:,} tokens {origin}" for origin, number in counts.items() if number]
     computed = prompt_tokens(answer) - answer.usage[READ] - automatic
     say(f"   {question} {answer.text.strip()}")
     after = seconds_text(first_token(answer))
-    say(f"   first token after {after}: {', '.join([*said, f'{computed:,} computed'])}")
+    say(f"   first token after {after}: {', '.join([*reused, f'{computed:,} computed'])}")
     return answer
 
 
 def flood(gateway: DemoGateway) -> int:
-    """Send unmarked prompts, each of its own, until they are more than the memory holds."""
+    """Send different unmarked prompts until they are more than the memory holds. Return their
+    tokens."""
     pool = gateway.pool_tokens
     began = time.monotonic()
-    sent = 0
-    while sent < pool * FLOOD_FACTOR and time.monotonic() - began < FLOOD_SECONDS:
+    tokens = 0
+    while tokens < pool * FLOOD_FACTOR and time.monotonic() - began < FLOOD_SECONDS:
         text = handbook("flood", edition=secrets.token_hex(4))
-        sent += prompt_tokens(gateway.ask(GREETING, text, marked=False, max_tokens=1))
+        tokens += prompt_tokens(gateway.ask(GREETING, text, marked=False, max_tokens=1))
     seconds = time.monotonic() - began
-    say(f"   {sent:,} tokens in {seconds:.0f} s, {sent / pool:.1f} times what the memory holds")
-    return sent
+    say(f"   {tokens:,} tokens in {seconds:.0f} s, {tokens / pool:.1f} times what the memory holds")
+    return tokens
 
 
 def tell(gateway: DemoGateway) -> str:
-    """The whole story; its last sentence is returned. Raises DemoError where it fails."""
-    run = secrets.token_hex(3)  # so that a second story starts cold too
-    marked = handbook(edition=run)
-    unmarked = handbook("sales", edition=f"{run}-s")
+    """Tell the whole story and return its last sentence. Raises DemoError if it fails."""
+    edition = secrets.token_hex(3)  # so that a second story starts cold too
+    marked = handbook(edition=edition)
+    unmarked = handbook("sales", edition=f"{edition}-s")
     say(f"{gateway.model}, with a memory of {gateway.pool_tokens:,} tokens")
     tell_answer(gateway, GREETING)
     say("1. A long handbook, marked with cache_control, and a question behind it")
@@ -154,21 +155,21 @@ def tell(gateway: DemoGateway) -> str:
     say("3. Another handbook, not marked")
     tell_answer(gateway, QUESTIONS[0], unmarked)
     say("4. A flood: handbooks of others, each sent once")
-    sent = flood(gateway)
+    flood_tokens = flood(gateway)
     say("5. After the flood: the marked handbook, which has a lease")
-    kept = tell_answer(gateway, QUESTIONS[2], marked, marked=True)
+    flooded_answer = tell_answer(gateway, QUESTIONS[2], marked, marked=True)
     say("6. After the flood: the one without")
     lost = tell_answer(gateway, QUESTIONS[2], unmarked)
-    if kept.usage[READ] != first.usage[WRITTEN]:
+    if flooded_answer.usage[READ] != first.usage[WRITTEN]:
         raise DemoError(
-            f"of {first.usage[WRITTEN]:,} marked tokens {kept.usage[READ]:,} were read after "
-            "the flood: see the dashboard's page Why, or the engine's log"
+            f"of {first.usage[WRITTEN]:,} marked tokens {flooded_answer.usage[READ]:,} were read "
+            "after the flood: see the dashboard's page Why, or the engine's log"
         )
     cold = first_token(first)
     warm = first_token(second)
     return (
         f"{cold / warm:.0f} times sooner: {seconds_text(cold)} → {seconds_text(warm)}; after a "
-        f"flood of {sent:,} tokens still {seconds_text(first_token(kept))}, and "
+        f"flood of {flood_tokens:,} tokens still {seconds_text(first_token(flooded_answer))}, and "
         f"{seconds_text(first_token(lost))} without a lease."
     )
 
@@ -191,7 +192,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Raises DemoError, with what to do."""
+    """Tell the story by these options. Raises DemoError, with what to do."""
     data = from_caller(options.data) if options.data else default_data(options.port)
     stored = read_secrets(data)
     running = read_running(data)
@@ -221,7 +222,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def leave(_number: int, _frame: FrameType | None) -> NoReturn:
-    """At once, without a traceback: nothing here needs an orderly end."""
+    """End at once, without a traceback: nothing here needs an orderly end."""
     sys.stdout.write("\n")
     sys.stdout.flush()
     os._exit(130)

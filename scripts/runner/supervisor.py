@@ -1,4 +1,5 @@
-"""The process behind `scripts/run`: sets up, starts every program, keeps it, and stops them all."""
+"""The process behind `scripts/run`: it sets up, starts every program, keeps it running, and stops
+them all."""
 
 import ctypes
 import json
@@ -82,7 +83,7 @@ def say(text: str) -> None:
 
 
 class Child:
-    """One program over its lives: it is started again where it ends, after growing pauses."""
+    """One program over its lives. When it ends, it is started again, after growing pauses."""
 
     def __init__(self, program: Program, logs: Path) -> None:
         self.program = program
@@ -103,7 +104,7 @@ class Child:
         )
 
     def epitaph(self) -> str:
-        """How it ended, by its own words, and where more stands."""
+        """How the program ended, in its own words, and where more is written."""
         status = self.process.returncode
         how = f"ended with status {status}"
         if status < 0:
@@ -111,11 +112,12 @@ class Child:
             how = f"was killed ({signal.Signals(-status).name}{memory})"
         # Who is killed from outside says nothing of it: the log's last error is of something else.
         is_told = status not in (-signal.SIGKILL, -signal.SIGTERM)
-        said = last_words(self.log, self._log_begins) if is_told else ""
-        return f"{how}: {said}" if said else how
+        reason = last_words(self.log, self._log_begins) if is_told else ""
+        return f"{how}: {reason}" if reason else how
 
     def wait(self, others: Sequence["Child"]) -> None:
-        """Wait until it is ready and tell its progress. Raises StartError where a child ends."""
+        """Wait until the program is ready, and tell its progress. Raises StartError if a child
+        ends."""
         name = self.program.name
         probe_url = self.program.probe_url
         if probe_url is None:
@@ -139,7 +141,7 @@ class Child:
         say(f"    {name} is ready ({time.monotonic() - self._started:.1f} s)")
 
     def look(self) -> None:
-        """See how it is, and do what is due. Raises StartError where it ended too often."""
+        """Look at the program, and do what is due. Raises StartError if it ended too often."""
         now = time.monotonic()
         name = self.program.name
         if self._due is not None:
@@ -194,7 +196,7 @@ class Child:
 
 
 def last_words(log: Path, begins: int = 0) -> str:
-    """One line that says why a program ended, from its log behind `begins`; "" where none does.
+    """One line that says why a program ended, from its log behind `begins`; "" if no line does.
 
     It is the error of the last JSON line that has one, all lines of a list of wrong settings, or
     the last line.
@@ -210,12 +212,12 @@ def last_words(log: Path, begins: int = 0) -> str:
         except (ValueError, KeyError, TypeError):
             continue
         break
-    said = " ".join("; ".join(map(str, reasons)).split())
-    return said if len(said) <= MOST_REASON_CHARS else said[:MOST_REASON_CHARS] + " …"
+    reason = " ".join("; ".join(map(str, reasons)).split())
+    return reason if len(reason) <= MOST_REASON_CHARS else reason[:MOST_REASON_CHARS] + " …"
 
 
 class Stopped(Exception):
-    """Somebody asked to stop."""
+    """Somebody asked the programs to stop."""
 
 
 class Signals:
@@ -238,7 +240,7 @@ class Signals:
 
 
 def run_step(module: str, words: list[str], environment: Mapping[str, str], log: Path) -> str:
-    """Run one of our commands to its end; "" or why it failed."""
+    """Run one of our commands to its end. Return why it failed, or "" if it did not."""
     process = start([*python(module), *words], environment, log, before_exec=die_with_parent)
     try:
         status = process.wait()
@@ -247,10 +249,10 @@ def run_step(module: str, words: list[str], environment: Mapping[str, str], log:
     return f"{last_words(log)} (its log: {log})" if status else ""
 
 
-def own_id(listed: Sequence[Mapping[str, Any]]) -> str:
+def own_id(entries: Sequence[Mapping[str, Any]]) -> str:
     """The first id of a model itself: OpenAI's list has a `root` for aliases and adapters."""
-    models = [entry["id"] for entry in listed if not entry.get("root")]
-    return str([*models, *(entry["id"] for entry in listed)][0])
+    models = [entry["id"] for entry in entries if not entry.get("root")]
+    return str([*models, *(entry["id"] for entry in entries)][0])
 
 
 def served_model(options: Options, key: str) -> str:
@@ -273,14 +275,15 @@ def served_model(options: Options, key: str) -> str:
 
 
 def print_summary(options: Options, keys: Secrets) -> None:
-    """With a request in a file: as an argument its marked system prompt would fill the screen."""
+    """Print the summary. Its request is in a file, because its marked system prompt would fill the
+    screen."""
     example = options.data / "example-request.json"
     example.write_text(example_request(served_model(options, keys.api_key)), "utf-8")
     gateways = "  ".join(url_of(options.port + i) for i in range(options.gateways))
     engines = "  ".join(options.engine_urls)
     dashboard = f"\n  dashboard  {options.dashboard_url}  (sign in with either key)"
     days = response_days()
-    kept = (
+    keeping = (
         f"kept for {days} day{'' if days == '1' else 's'}, encrypted, so that clients can go on "
         "with them"
         if days != "0"
@@ -298,7 +301,7 @@ Holdfast is running; Ctrl-C stops it.
   engine     {engines}  ({options.engine}){dashboard if options.dashboard else ""}
   API key    {keys.api_key}
   admin key  {keys.admin_key}
-  responses  {kept} (HOLDFAST_RESPONSE_DAYS)
+  responses  {keeping} (HOLDFAST_RESPONSE_DAYS)
 
 Try it (a marked system prompt; run it twice: the second reads what the first wrote):
 
@@ -328,7 +331,7 @@ def serve(options: Options, signals: Signals) -> None:
     engine_python(options.engine, os.environ)
     if options.attached:
         models = served_models(options.attached, options.secret)
-        # What `claude-*` ids mean, where they are served.
+        # The model that `claude-*` ids mean, if they are served.
         options = replace(options, model=models[0] if models else None)
     logs = prepare_data(options.data)
     dashboard = options.dashboard_url if options.dashboard else None

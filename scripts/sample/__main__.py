@@ -43,12 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def fill_sample(settings: DatabaseSettings, until: datetime, num_turns: int, seed: int) -> int:
     """Mark the database and fill it; return how many turns there are. `until` is aware UTC.
 
-    Raise InvalidRequest where it is not empty.
+    Raise InvalidRequest if it is not empty.
     """
     files = load_price_files()
     chance = random.Random(f"keys of {seed}")
     month = Month(until, num_turns, seed, PriceBook(files.prices, files.hosted_prices))
-    # Limits as somebody might have set them; `prototype` was told to stay small.
+    # Limits that an operator might have set: `prototype` has small ones.
     workspaces = [
         {
             "id": app.workspace,
@@ -59,7 +59,7 @@ def fill_sample(settings: DatabaseSettings, until: datetime, num_turns: int, see
         }
         for number, app in enumerate(APPS)
     ]
-    # Keys that open nothing: their digests are drawn, nobody has what they are digests of.
+    # Keys that open nothing: their digests are random, and no key has them.
     keys = [
         {
             "id": key_id_of(app.workspace, name),

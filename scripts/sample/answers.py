@@ -19,7 +19,7 @@ MIN_CACHE_TOKENS = 1024
 # The time that gateway and network add to the engine's own.
 _OVERHEAD_SECONDS = 0.004
 _QUEUE_SECONDS = 0.09
-# The shares of turns that end so.
+# The shares of turns that end in these ways.
 _TIMEOUT = 0.0012
 _GONE = 0.008
 _LENGTH = 0.02
@@ -43,13 +43,13 @@ def serve(
         record.duration_seconds = 16.0 + chance.random()
         return
     marks = [mark for mark in prompt.marks if mark.tokens >= MIN_CACHE_TOKENS]
-    read, key = _last_read(prompt, marks, place, ms)
+    read_tokens, key = _last_read(prompt, marks, place, ms)
     record.miss_reason = _miss_reason(prompt, marks, key, place, ms)
     record.marks = [_told_of(mark, prompt, key, place, ms) for mark in prompt.marks]
     is_there = _is_in_memory(record.miss_reason, chance)
-    automatic = max(prompt.lengths[arrival.app.num_tools] - read, 0) if is_there else 0
-    computed = prompt.tokens - read - automatic
-    record.take_usage(_usage_of(prompt, marks, read, automatic))
+    automatic = max(prompt.lengths[arrival.app.num_tools] - read_tokens, 0) if is_there else 0
+    computed = prompt.tokens - read_tokens - automatic
+    record.take_usage(_usage_of(prompt, marks, read_tokens, automatic))
     first = _time_prefill(record, computed, place, ms, chance)
     _end_answer(record, arrival, first, place, chance)
     for mark in marks:
@@ -59,13 +59,14 @@ def serve(
 def _last_read(
     prompt: SamplePrompt, marks: Sequence[MarkedPrefix], place: SampleCache, ms: int
 ) -> tuple[int, str | None]:
-    """Tokens and key of the entry that is read: at a mark's position, or up to 20 before it."""
-    read = 0
+    """Tokens and key of the entry that is read: at a mark's position, or up to 20 before
+    it."""
+    read_tokens = 0
     for mark in reversed(marks):
-        read, key = place.read(prompt.keys[: prompt.keys.index(mark.key) + 1], ms)
+        read_tokens, key = place.read(prompt.keys[: prompt.keys.index(mark.key) + 1], ms)
         if key is not None:
-            return read, key
-    return read, None
+            return read_tokens, key
+    return read_tokens, None
 
 
 def _miss_reason(
@@ -75,7 +76,8 @@ def _miss_reason(
     place: SampleCache,
     ms: int,
 ) -> str | None:
-    """Why the last mark was not read; None where it was. `key` is that of the entry read."""
+    """Why the last mark was not read; None if it was read. `key` is that of the entry that was
+    read."""
     if not prompt.marks:
         return "no_breakpoint"
     if not marks:
@@ -92,7 +94,7 @@ def _miss_reason(
 def _told_of(
     mark: MarkedPrefix, prompt: SamplePrompt, key: str | None, place: SampleCache, ms: int
 ) -> TurnMark:
-    """What became of a mark. `key` is that of the entry read."""
+    """What became of a mark. `key` is that of the entry that was read."""
     keys = prompt.keys
     segment = keys.index(mark.key)
     section, block = section_of(segment, prompt.num_tools, 1)
@@ -117,18 +119,18 @@ def _is_in_memory(reason: str | None, chance: random.Random) -> bool:
 
 
 def _usage_of(
-    prompt: SamplePrompt, marks: Sequence[MarkedPrefix], read: int, automatic: int
+    prompt: SamplePrompt, marks: Sequence[MarkedPrefix], read_tokens: int, automatic: int
 ) -> InputUsage:
     writes = dict.fromkeys(TTLS, 0)
-    position = read
+    position = read_tokens
     for mark in marks:
         writes[mark.ttl] += max(mark.tokens - position, 0)
         position = max(mark.tokens, position)
     return InputUsage(
         input_tokens=prompt.tokens - position,
-        cache_read_tokens=read,
+        cache_read_tokens=read_tokens,
         automatic_tokens=automatic,
-        computed_tokens=prompt.tokens - read - automatic,
+        computed_tokens=prompt.tokens - read_tokens - automatic,
         **{WRITE_FIELDS[ttl]: tokens for ttl, tokens in writes.items()},
     )
 

@@ -73,19 +73,19 @@ class SampleCache:
                 entry.until_ms > stopped_ms for entry in self._entries.values()
             )
             self._epoch = number
-            self.lost = {key for key, held in self._entries.items() if held.until_ms > ms}
+            self.lost = {key for key, entry in self._entries.items() if entry.until_ms > ms}
             self._entries.clear()
         return self._epochs[number]
 
     def _end_leases(self, entries: Iterable[SampleEntry], ms: int) -> None:
-        """Count those that ended by their TTL before this moment."""
-        ended = [entry.until_ms for entry in entries if entry.until_ms <= ms]
-        self._expired[self._epoch] += ended
+        """Count the entries that ended by their TTL before this moment."""
+        ends = [entry.until_ms for entry in entries if entry.until_ms <= ms]
+        self._expired[self._epoch] += ends
 
     def epoch_reports(self, until_ms: int) -> Iterator[EpochReport]:
-        """What a gateway would have put down of the leases, hour by hour. Call it once, when the
-        month is over. A lease that outlives the month is in none: it has not ended, and no engine
-        that runs holds it."""
+        """The reports of leases that a gateway would have written, hour by hour. Call it once, when
+        the month is over. No report has a lease that outlives the month: the lease has not ended,
+        and no running engine holds it."""
         self._end_leases(self._entries.values(), until_ms)
         starts = [self._first_ms, *(end for _, end in self._downs)]
         stops = [*(start for start, _ in self._downs), None]
@@ -117,23 +117,23 @@ class SampleCache:
     def read(self, keys: list[str], ms: int) -> tuple[int, str | None]:
         """Refresh the longest live entry at most 20 positions back; return its tokens and key."""
         for key in reversed(keys[-LOOKBACK_POSITIONS - 1 :]):
-            held = self._entries.get(key)
-            if held is not None and held.ready_ms <= ms < held.until_ms:
-                held.refresh(ms)
-                return held.tokens, key
+            entry = self._entries.get(key)
+            if entry is not None and entry.ready_ms <= ms < entry.until_ms:
+                entry.refresh(ms)
+                return entry.tokens, key
         return 0, None
 
     def holds(self, keys: list[str], ms: int) -> int:
-        """Tokens of the deepest of these keys that is held at this moment."""
+        """The tokens of the deepest of these keys that is held at this moment."""
         live = [self._entries[key] for key in keys if key in self._entries]
-        return max((held.tokens for held in live if ms < held.until_ms), default=0)
+        return max((entry.tokens for entry in live if ms < entry.until_ms), default=0)
 
     def why_missing(self, keys: list[str], ms: int) -> MissReason | None:
         """Why the deepest of these keys that was ever held is gone."""
-        held = next((self._entries[key] for key in reversed(keys) if key in self._entries), None)
-        if held is None or held.ready_ms <= ms < held.until_ms:
+        entry = next((self._entries[key] for key in reversed(keys) if key in self._entries), None)
+        if entry is None or entry.ready_ms <= ms < entry.until_ms:
             return None
-        return "in_progress_race" if held.ready_ms > ms else "ttl_expired"
+        return "in_progress_race" if entry.ready_ms > ms else "ttl_expired"
 
     def write(self, mark: MarkedPrefix, ms: int, ready_ms: int) -> None:
         entry = self._entries.get(mark.key)

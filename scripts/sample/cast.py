@@ -19,15 +19,15 @@ class App:
     workspace: str
     name: str
     model: str
-    # Its part of the month's turns.
+    # The application's share of the month's turns.
     share: float
     rhythm: Rhythm
     system_tokens: int
     question: tuple[int, int]
     answer: tuple[int, int]
-    # Marks the system prompt. Empty: nothing does.
+    # The TTL of the mark on the system prompt. Empty: the system prompt has no mark.
     system_ttl: Ttl | Literal[""] = "5m"
-    # Marks a turn's end.
+    # The TTL of the mark at a turn's end.
     turn_ttl: Ttl | None = None
     num_tools: int = 0
     num_prompts: int = 1

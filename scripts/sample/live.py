@@ -28,9 +28,9 @@ from scripts.sample.month import scope_of
 from scripts.sample.prompt import SamplePrompt
 
 TALKS_AT_ONCE = 4
-"""So many talks go on with each engine."""
+"""How many talks go on with each engine."""
 MAX_PROMPT_TOKENS = 100_000
-"""A talk ends before its prompt is longer."""
+"""The longest prompt of a talk, in tokens. The talk ends before it is longer."""
 _PAUSE_SECONDS = 5.0
 _TIMEOUT = httpx.Timeout(600.0, connect=5.0)
 
@@ -63,7 +63,7 @@ async def go_on(settings: Settings) -> None:
 async def keep_talking(
     http: httpx.AsyncClient, place: EnginePlace, model: str, settings: Settings
 ) -> None:
-    """One talk after the other with one engine. `model` is the one that it stands for."""
+    """Keep one talk after the other with one engine. `model` is the model that it stands for."""
     chance = random.Random()
     master = settings.master_secret.get_secret_value().encode()
     apps = [app for app in APPS if ENGINE_MODEL[app.model] == model]
@@ -82,30 +82,30 @@ async def keep_talking(
 def talk(app: App, scope: str, chance: random.Random) -> Iterator[tuple[int, GenerateRequest]]:
     """The requests of a new talk, and when each is due, in milliseconds since 1970. `scope` is the
     workspace's with these engines."""
-    said: list[tuple[Role, str, int]] = []
+    messages: list[tuple[Role, str, int]] = []
     number = chance.getrandbits(32)
     for arrival in talk_of(app, int(time.time() * 1000), number, chance):
         turn = f"{arrival.talk}.{arrival.turn}"
-        said.append(("user", f"question {turn}", chance.randint(*app.question)))
-        prompt = SamplePrompt(arrival, said, version_on(DAYS), scope_of(app.workspace))
+        messages.append(("user", f"question {turn}", chance.randint(*app.question)))
+        prompt = SamplePrompt(arrival, messages, version_on(DAYS), scope_of(app.workspace))
         if prompt.tokens > MAX_PROMPT_TOKENS:
             return
         answer = chance.randint(*app.answer)
         yield arrival.ms, prompt.request(uuid4().hex, scope, answer)
-        said.append(("assistant", f"answer {turn}", answer))
+        messages.append(("assistant", f"answer {turn}", answer))
 
 
 async def ask(http: httpx.AsyncClient, url: str, request: GenerateRequest) -> None:
     """Run a request to its end. The engine need not keep its counts: nobody is billed for them.
-    Raise HTTPError where it is refused or the engine goes away."""
-    sent = {SCOPE_HEADER: request.scope}
+    Raise HTTPError if it is refused or the engine goes away."""
+    headers = {SCOPE_HEADER: request.scope}
     body = msgspec.json.encode(request)
-    async with http.stream("POST", f"{url}/v1/generate", content=body, headers=sent) as reply:
+    async with http.stream("POST", f"{url}/v1/generate", content=body, headers=headers) as reply:
         reply.raise_for_status()
         async for _ in reply.aiter_raw():
             pass
-    done = msgspec.json.encode(AckRequest([request.request_id]))
-    (await http.post(f"{url}/v1/ack", content=done)).raise_for_status()
+    acknowledgement = msgspec.json.encode(AckRequest([request.request_id]))
+    (await http.post(f"{url}/v1/ack", content=acknowledgement)).raise_for_status()
 
 
 if __name__ == "__main__":

@@ -42,11 +42,11 @@ class Month:
     seed: int
     prices: PriceSheets | PriceBook
     _talks: dict[tuple[str, int], list[tuple[Role, str, int]]] = field(default_factory=dict)
-    """What was said so far: role, stand-in text and tokens."""
+    """The messages of a talk so far: role, stand-in text and tokens."""
     _engines: list[SampleCache] = field(default_factory=list)
 
     def records(self) -> Iterator[TurnRecord]:
-        """In order of time."""
+        """The turns in order of time."""
         chance = random.Random(self.seed)
         self._engines = [SampleCache(machine, self.until, chance) for machine in MACHINES]
         for arrival in arrivals(self.until, self.num_turns, chance):
@@ -88,15 +88,15 @@ class Month:
             record.outcome = "overloaded_error"
             record.duration_seconds = 0.002
         else:
-            held = {
+            tokens_by_engine = {
                 engine.machine.name: engine.holds(prompt.keys, ms)
                 for engine in engines
                 if engine.is_up(ms) and engine.epoch_at(ms)
             }
             serve(record, arrival, prompt, place, chance)
-            machine_entries = held[place.machine.name]
-            most = max(held.values())
-            # As the gateway does: only where the engine knows no better reason.
+            machine_entries = tokens_by_engine[place.machine.name]
+            most = max(tokens_by_engine.values())
+            # As in the gateway, this reason holds only if the engine knows no better one.
             if record.miss_reason == "cold" and most > machine_entries:
                 record.miss_reason = "routed_elsewhere"
                 record.marks = [

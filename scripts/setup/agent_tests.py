@@ -18,7 +18,7 @@ NODE = "node@22"
 
 
 def install(folder: Path) -> None:
-    """Install all groups. A group that fails is told; its clients count as not installed."""
+    """Install all groups. A group that fails is named, and its clients count as not installed."""
     groups = tomllib.loads(Path(__file__).with_name("agents.toml").read_text("utf-8"))
     npm = ["npm", "install", "--no-fund", "--no-audit"]
     for group in groups["npm"]:
@@ -41,9 +41,9 @@ def install(folder: Path) -> None:
         report_failure(group, subprocess.run([*pip, *packages]))
 
 
-def report_failure(group: str, done: "subprocess.CompletedProcess[bytes]") -> None:
-    if done.returncode != 0:
-        print(f"{group}: not installed (status {done.returncode})", file=sys.stderr, flush=True)
+def report_failure(group: str, process: "subprocess.CompletedProcess[bytes]") -> None:
+    if process.returncode != 0:
+        print(f"{group}: not installed (status {process.returncode})", file=sys.stderr, flush=True)
 
 
 def main(arguments: list[str]) -> int:

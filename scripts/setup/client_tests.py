@@ -29,7 +29,7 @@ GROUPS = {
 
 
 def environment_of(group: str) -> Path:
-    """The interpreter of a group's own virtual environment, made where it is not there."""
+    """The interpreter of a group's own virtual environment, which is made if it is missing."""
     interpreter = ROOT / f".venv-{group}" / "bin" / "python"
     if not interpreter.exists():
         subprocess.run([sys.executable, "-m", "venv", interpreter.parents[1]], check=True)

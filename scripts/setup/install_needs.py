@@ -44,7 +44,7 @@ LINE_SECONDS = 15.0
 
 
 class InstallError(Exception):
-    """Installing failed; the message says what to do."""
+    """Installing failed. The message says what to do."""
 
 
 def read_project() -> dict[str, Any]:
@@ -62,7 +62,8 @@ def requirements_of(need: str, project: dict[str, Any]) -> list[str]:
 
 
 def read_lock() -> dict[str, list[str]]:
-    """By need, the entries of the lock: a pinned requirement with the hashes of its files."""
+    """The entries of the lock by need. An entry is a pinned requirement with the hashes of its
+    files."""
     entries: dict[str, list[str]] = {}
     path = ROOT / LOCK
     text = path.read_text("utf-8") if path.exists() else ""
@@ -135,7 +136,7 @@ def run(*arguments: str) -> None:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:
-    """Wait for the process, with a line now and then."""
+    """Wait for the process, and print a line now and then."""
     began = time.monotonic()
     last_line = began
     while process.poll() is None:
@@ -156,16 +157,16 @@ def install(needs: list[str], *, is_base_wanted: bool = True, is_locked: bool = 
         fcntl.flock(file, fcntl.LOCK_EX)
         stamp = json.loads(STAMP.read_text("utf-8")) if STAMP.exists() else {}
         digests = {need: digest(lines) for need, lines in requirements.items()}
-        missing = [need for need in names if stamp.get(need) != digests[need]]
-        if not missing:
+        missing_needs = [need for need in names if stamp.get(need) != digests[need]]
+        if not missing_needs:
             return
-        size = "; with PyTorch some 250 MB are downloaded" if "engine" in missing else ""
-        print(f"==> installing {', '.join(missing)}{size}", flush=True)
+        size = "; with PyTorch some 250 MB are downloaded" if "engine" in missing_needs else ""
+        print(f"==> installing {', '.join(missing_needs)}{size}", flush=True)
         # `scripts/install` makes the environment without pip, which takes long.
         if importlib.util.find_spec("pip") is None:
             run("ensurepip", "--upgrade")
         install_all(names, project, lock)
-        stamp.update({need: digests[need] for need in missing})
+        stamp.update({need: digests[need] for need in missing_needs})
         STAMP.write_text(json.dumps(stamp, indent=1), "utf-8")
 
 

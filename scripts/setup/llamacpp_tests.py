@@ -67,7 +67,7 @@ def where_all_is() -> dict[str, str]:
 
 
 def built_server() -> Path:
-    """The program. Raises CalledProcessError where a step fails."""
+    """Build the program if it is missing. Raises CalledProcessError if a step fails."""
     program = HOME / "build" / "bin" / "llama-server"
     if program.exists():
         return program

@@ -74,7 +74,7 @@ def main() -> None:
 def compile_pins(
     requirements: list[str], output: Path, constraints: Path | None = None
 ) -> dict[str, str]:
-    """Resolve with uv; by "name==version; marker", the entry with its hashes."""
+    """Resolve with uv. Return the entries with their hashes, by "name==version; marker"."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal"]
     command += ["--python-version", "3.11", "--no-header", "--no-annotate"]
     command += ["--no-emit-index-url", "--no-emit-find-links", "-"]
@@ -84,12 +84,12 @@ def compile_pins(
         command += ["--constraints", str(constraints)]
     # A folder of wheels may have builds that no index has.
     environment = {name: v for name, v in os.environ.items() if name != "UV_FIND_LINKS"}
-    done = subprocess.run(
+    process = subprocess.run(
         command, input="\n".join(requirements), env=environment, capture_output=True, text=True
     )
-    if done.returncode != 0:
-        sys.exit(f"lock: uv failed:\n{done.stderr}")
-    text = done.stdout if constraints is not None else output.read_text("utf-8")
+    if process.returncode != 0:
+        sys.exit(f"lock: uv failed:\n{process.stderr}")
+    text = process.stdout if constraints is not None else output.read_text("utf-8")
     entries = re.split(r"\n(?=\S)", text.strip())
     pins = {re.split(r" (?:;|\\)", entry)[0].strip(): entry for entry in entries}
     return {pin: entry for pin, entry in pins.items() if pin and not pin.startswith("#")}

@@ -1,4 +1,4 @@
-"""What is too long for every commit.
+"""Tests that are too long for every commit.
 
     scripts/long_tests                            lists what there is, and how long each takes
     scripts/long_tests WHAT [arguments]           arguments are pytest's, or those of the program
@@ -21,7 +21,7 @@ PYTEST = (*python("pytest"), "--timeout", "0", "-rP", "-p", "no:randomly")
 
 
 def jobs() -> dict[str, dict[str, Any]]:
-    """By name, the tables of long_tests.toml, and the whole suite with all their numbers."""
+    """The tables of long_tests.toml by name, and the whole suite with all their numbers."""
     tables = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
     numbers = {"TEST_SEED": "fresh"}
     for job in tables.values():
@@ -45,9 +45,9 @@ def main(arguments: list[str]) -> int:
     seed = ""
     tests = job.get("tests")
     if tests:
-        drawn = environment.setdefault("TEST_SEED", str(random.SystemRandom().randrange(2**32)))
-        command = [*PYTEST, *tests, f"--hypothesis-seed={drawn}"]
-        seed = f"; TEST_SEED={drawn}"
+        number = environment.setdefault("TEST_SEED", str(random.SystemRandom().randrange(2**32)))
+        command = [*PYTEST, *tests, f"--hypothesis-seed={number}"]
+        seed = f"; TEST_SEED={number}"
     else:
         command = job.get("command") or python(job["module"])
     if "vllm_tests" not in command[0]:

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def new_parser(doc: str | None, **options: object) -> argparse.ArgumentParser:
-    """A parser with one flag a keyword: a default, or a tuple of default, help and choices.
+    """A parser with a flag for each keyword: a default, or a tuple of default, help and choices.
 
     A value is read by its default's type. False makes a switch, a list takes several values, and a
     type in the default's place leaves the option None when it is not given.

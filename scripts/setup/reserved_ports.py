@@ -52,7 +52,7 @@ class Reservations:
         raise OSError(errno.EADDRNOTAVAIL, "no port is free that no other process keeps")
 
     def _keep(self, ports: list[int]) -> bool:
-        """Keep all of them or none; whether they are kept."""
+        """Keep all of these ports or none. Return whether they are kept."""
         locked: list[int] = []
         for port in ports:
             try:
@@ -71,7 +71,8 @@ class Reservations:
 
 
 def candidates(file: Path = RANGE_FILE) -> list[int]:
-    """The ports that may be reserved: those that the kernel gives to nobody who names none."""
+    """The ports that may be reserved. The kernel gives none of them to a socket that names no
+    port."""
     try:
         first, last = map(int, file.read_text("ascii").split())
     except (OSError, ValueError):

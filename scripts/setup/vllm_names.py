@@ -37,9 +37,11 @@ def main(pythons: list[str]) -> int:
                 print(f"vLLM {version} has no {name}")
                 return 1
             table[name][".".join(version.split(".")[:2])] = signature
-    lines = [f"    {json.dumps(name)}: {json.dumps(seen)},\n" for name, seen in table.items()]
+    lines = [
+        f"    {json.dumps(name)}: {json.dumps(by_version)},\n" for name, by_version in table.items()
+    ]
     TARGET.write_text(HEAD + "".join(lines) + "}\n", "utf-8")
-    differing = [name for name, seen in table.items() if len(set(seen.values())) > 1]
+    differing = [name for name, by_version in table.items() if len(set(by_version.values())) > 1]
     print(f"{len(table)} names; different between versions: {', '.join(differing) or 'none'}")
     return 0
 

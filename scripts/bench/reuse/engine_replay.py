@@ -48,7 +48,7 @@ class EngineReplay:
         self._marks = marks
 
     def run(self, request: Request) -> int:
-        """One request from its arrival to its end. Return the tokens that were reused.
+        """Run one request from its arrival to its end. Return how many tokens were reused.
 
         Raises NoFreeBlocks where the prompt has no room though no lease is left.
         """
@@ -74,12 +74,12 @@ class EngineReplay:
 
     def _query(self, request: Request) -> CacheQuery:
         tokens = self._tokens(request)
-        # A segment ends where an earlier prompt went another way, too.
+        # A segment ends also where an earlier prompt went another way.
         ends = {request.known * self.pool.block_size, request.tokens}
         segments = [Segment("text", end) for end in sorted(ends) if 0 < end <= request.tokens]
         points: list[Breakpoint] = []
         if self._marks != "off":
-            # What the gateway adds to a prompt that nobody marked asks for no lease.
+            # The mark that the gateway adds to an unmarked prompt asks for no lease.
             points.append(Breakpoint(len(segments) - 1, hold=self._marks == "marked"))
         return CacheQuery(
             scope=SCOPE,
@@ -93,7 +93,7 @@ class EngineReplay:
         )
 
     def _tokens(self, request: Request) -> "array[TokenId]":
-        """A block's tokens are its id, as often as it has tokens: equal ids, equal tokens."""
+        """The tokens of a block: its id, repeated. So blocks with equal ids have equal tokens."""
         tokens: array[TokenId] = array("I")
         for block in request.blocks:
             tokens.extend([TokenId(block)] * self.pool.block_size)
@@ -101,6 +101,6 @@ class EngineReplay:
         return tokens
 
     def _forget_events(self) -> None:
-        """Nobody follows the cache here."""
+        """Do nothing, because nobody follows the cache here."""
         self.entries.leases.take_ended()
         self.pool.changes.take()

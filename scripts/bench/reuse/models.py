@@ -1,8 +1,8 @@
-"""What a memory of blocks would have given: least recently used, and Belady's bound.
+"""What a memory of blocks would have read: with least recently used, and by Belady's bound.
 
-Independent of the engine, and simple. Both have the engine's memory: a prompt that runs has all its
-blocks in it, and only whole blocks in front of its last token can be read, since that token is
-always computed.
+The models are simple, and independent of the engine. Both have the engine's memory: a prompt that
+runs has all its blocks in it, and only whole blocks in front of its last token can be read, since
+that token is always computed.
 """
 
 import heapq
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from scripts.bench.reuse.traces import Request, Trace
 
 SPARE_BLOCKS = 2
-"""An engine refuses prompts that leave fewer."""
+"""The fewest blocks that a prompt leaves free. An engine refuses longer prompts."""
 NEVER = 2**31
 
 
@@ -31,7 +31,7 @@ class Reads:
 
     @property
     def share(self) -> float:
-        """Of all prompts' tokens."""
+        """The share of all prompts' tokens that were read."""
         return self.read.total() / max(self.prompt.total(), 1)
 
     def share_of(self, group: str) -> float:
@@ -43,7 +43,7 @@ def fits(request: Request, num_blocks: int) -> bool:
 
 
 def replay_lru(trace: Trace, num_blocks: int) -> Reads:
-    """The least recently used block goes first, of a prompt the last one."""
+    """The least recently used block goes first; among the blocks of one prompt, the last one."""
     reads = Reads()
     cached: OrderedDict[int, None] = OrderedDict()
     for request in trace.requests:
@@ -80,14 +80,14 @@ def replay_belady(trace: Trace, num_blocks: int) -> Reads:
     for request, uses in zip(requests, _next_uses(requests, trace.block_size), strict=True):
         blocks = request.blocks
         readable = blocks[: num_readable(request, trace.block_size)]
-        # The last block is computed again, so what is cached of it makes way at no cost.
+        # The last block is computed again, so its cached content makes way at no cost.
         cached.pop(blocks[-1], None)
         num_cached = sum(block in cached for block in readable)
         hit = next((n for n, block in enumerate(readable) if block not in cached), len(readable))
         excess = len(cached) + len(blocks) - num_cached - num_blocks
         while excess > 0:
             use, _, block = heapq.heappop(farthest)
-            # Blocks of this prompt are used next, so enough others come before them.
+            # This prompt's blocks are used next, so enough other blocks make way before them.
             if cached.get(block) == -use:
                 del cached[block]
                 excess -= 1
@@ -99,12 +99,12 @@ def replay_belady(trace: Trace, num_blocks: int) -> Reads:
 
 
 def num_readable(request: Request, block_size: int) -> int:
-    """Whole blocks in front of the last token."""
+    """The number of whole blocks in front of the last token."""
     return (request.tokens - 1) // block_size
 
 
 def _next_uses(requests: Sequence[Request], block_size: int) -> list[list[int]]:
-    """Of each request's whole blocks the number of the next request that could read them."""
+    """For each whole block of each request, the number of the next request that could read it."""
     next_use: dict[int, int] = {}
     uses: list[list[int]] = []
     for number in reversed(range(len(requests))):

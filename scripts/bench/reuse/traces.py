@@ -19,7 +19,7 @@ from scripts.simulate.workload import Pieces
 from scripts.simulate.workload import conversations as made_up
 
 MIN_TOKENS = 1024
-"""Of an entry, by default. Shorter prompts are counted apart: they get none."""
+"""The fewest tokens of an entry by default. Shorter prompts get none, and are counted apart."""
 CONVERSATIONS = "conversation_trace.jsonl"
 # fmt: off
 SESSIONS = (
@@ -46,12 +46,12 @@ FLOODED_BLOCK = 16
 FLOODED_MEMORY = 2048
 FLOOD_BLOCKS = 64
 FLOODS = (0.25, 0.5, 0.75, 1.0, 2.0)
-"""Between two turns of a conversation, as parts of the memory."""
+"""How much comes between two turns of a conversation, as parts of the memory."""
 FLOODED_TURNS = 12
 FLOODED_FIRST_BLOCKS = 256
 FLOODED_TURN_BLOCKS = 4
 FLOODED_PAUSE_SECONDS = 600.0
-"""Between two conversations: no lease of 5 minutes outlives it."""
+"""The time between two conversations. No lease of 5 minutes outlives it."""
 
 
 class TraceMissing(Exception):
@@ -62,14 +62,14 @@ class TraceMissing(Exception):
 class Request:
     """One prompt that arrives."""
 
-    # In seconds from the trace's beginning.
+    # The arrival, in seconds from the trace's beginning.
     at: float
     # The ids of its blocks. The last one may be filled in part.
     blocks: "array[int]"
     tokens: int
-    # So many of its first blocks stood in an earlier prompt.
+    # How many of its first blocks stood in an earlier prompt.
     known: int
-    # Its reads are counted for it too.
+    # The group in which its reads are counted as well.
     group: str
     end: AnswerEnd = "other"
 
@@ -87,10 +87,10 @@ class Prompt:
     """A prompt before its blocks have ids."""
 
     at: float
-    # What tells its blocks apart.
+    # The names by which its blocks are told apart.
     names: Sequence[object]
     tokens: int
-    # None: by its length.
+    # None: the prompt's length decides the group.
     group: str | None = None
     end: AnswerEnd = "other"
 
@@ -98,23 +98,23 @@ class Prompt:
 def new_trace(block_size: int, prompts: Iterable[Prompt]) -> Trace:
     """Number the blocks of prompts in order of arrival.
 
-    A block in part that has no name is nobody else's.
+    A partly filled block without a name is in no other prompt.
     """
     ids: dict[object, int] = {}
     requests: list[Request] = []
     for prompt in prompts:
         blocks = array("I")
-        known = 0
+        num_known = 0
         for place, name in enumerate(prompt.names):
-            if name in ids and known == place:
-                known += 1
+            if name in ids and num_known == place:
+                num_known += 1
             blocks.append(ids.setdefault(name, len(ids)))
         if len(blocks) * block_size < prompt.tokens:
             blocks.append(ids.setdefault(object(), len(ids)))
         group = prompt.group
         if group is None:
             group = "short" if prompt.tokens < MIN_TOKENS else "long"
-        requests.append(Request(prompt.at, blocks, prompt.tokens, known, group, prompt.end))
+        requests.append(Request(prompt.at, blocks, prompt.tokens, num_known, group, prompt.end))
     return Trace(block_size, requests)
 
 
@@ -145,7 +145,7 @@ def conversations(folder: Path) -> Trace:
 
 
 def own(file: Path, block_size: int) -> Trace:
-    """A trace of one's own traffic, as `python -m gateway trace` prints it. Raises TraceMissing."""
+    """A trace of your own traffic, as `python -m gateway trace` prints it. Raises TraceMissing."""
     decoder = msgspec.json.Decoder(_Line)
     lines = [decoder.decode(line) for line in _read(file).splitlines() if line.strip()]
     prompts = sorted(lines, key=lambda line: line.timestamp)
@@ -194,7 +194,8 @@ def strangers(seed: int = 1) -> Trace:
 
 
 def talks(shape: str, seed: int = 1) -> Trace:
-    """The conversations that `scripts.simulate` makes up, IN_FLIGHT at once by turns."""
+    """The conversations that `scripts.simulate` makes up. IN_FLIGHT of them run at once, in
+    turn."""
     pieces = Pieces(TALK_BLOCK * BYTES_PER_TOKEN)
 
     def prompts() -> Iterator[Prompt]:
