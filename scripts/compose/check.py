@@ -438,7 +438,7 @@ def check_images(project: Project) -> None:
 
 
 def check_prometheus(project: Project) -> str:
-    """Every target is scraped, and the rules are loaded where there are any."""
+    """Every target is scraped, and the rules are loaded if there are any."""
 
     def ask(path: str) -> Any:
         return httpx.get(f"{project.prometheus}/api/v1/{path}", timeout=10).json()["data"]
@@ -503,7 +503,7 @@ def check(profile: str, folder: Path) -> None:
         check_project(project)
 
 
-# Compose 2.26 begins each line of a log with it, also where it writes into a pipe.
+# Compose 2.26 begins each line of a log with this, even if it writes into a pipe.
 ERASE_LINE = re.compile(r"\x1b\[\d*K")
 
 

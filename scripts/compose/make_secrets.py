@@ -21,7 +21,8 @@ EXAMPLE = "scripts/compose/example-request.json"
 
 
 def secret_of(path: Path, value: str, beginning: str = "", mode: int = OWNER_ONLY) -> str:
-    """The secret of this file, which is `wanted` where that is not empty, else made once."""
+    """The secret of this file. It is `value` if that is not empty; else it is made once and
+    kept."""
     stored = path.read_text("utf-8") if path.exists() else ""
     secret = value or stored or beginning + secrets.token_hex(32)
     if secret != stored:

@@ -36,7 +36,8 @@ Row = tuple[str, str]
 
 
 class Report:
-    """Rows, printed as they come, and in a file beneath the heading where there is a folder."""
+    """Rows that are printed as they come. With a folder they are also written to a file, below the
+    heading."""
 
     def __init__(self, folder: Path | None, heading: str = "") -> None:
         self._folder = folder

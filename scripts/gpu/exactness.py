@@ -52,7 +52,7 @@ SHAPES = [
     Shape(16, 2, 256, 32),
     Shape(64, 8, 64, 16, window=128, has_sinks=True),
 ]
-# For the interpreter, which takes seconds where a chip takes none.
+# Fewer shapes for the interpreter, which takes seconds for what takes a chip no time.
 FEW_SHAPES = [
     Shape(4, 2, 32, 16),
     Shape(4, 4, 24, 8, window=24),

@@ -235,8 +235,8 @@ def memory_bandwidth(device: torch.device) -> float | None:
 
 
 def weight_bytes(loaded: LoadedModel) -> int:
-    """What a step reads of the weights: all but the table of input embeddings, unless the head is
-    the same table."""
+    """The bytes of weights that a step reads: all but the table of input embeddings, unless the
+    head is the same table."""
     model: Any = loaded.model
     table: torch.Tensor = model.get_input_embeddings().weight
     head: torch.Tensor = model.get_output_embeddings().weight

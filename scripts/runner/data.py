@@ -40,7 +40,7 @@ class Secrets:
 def prepare_data(data: Path) -> Path:
     """Make the data directory, readable by its owner only, and return the one for logs.
 
-    Raises StartError, with what to do, where it can't be written to or has no room.
+    Raises StartError, with what to do, if it can't be written to or has no room.
     """
     logs = data / "logs"
     try:

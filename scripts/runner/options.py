@@ -160,7 +160,7 @@ def _upstream_of(parsed: argparse.Namespace) -> str:
 
 
 def _secret_of(parsed: argparse.Namespace) -> str:
-    """What attached engines want to be shown.
+    """The secret that attached engines want to be shown.
 
     Raises UsageError for a wrong address or secret, and for options of engines that we start.
     """
@@ -229,9 +229,9 @@ def from_caller(path: Path) -> Path:
 
 
 def _model(named: str, engine: str) -> str:
-    """A directory from where the caller stands, or a hub id.
+    """A directory, seen from where the caller stands, or a hub id.
 
-    Raises UsageError for what is neither; what is wrong inside a directory, the engine says.
+    Raises UsageError if it is neither. The engine says what is wrong inside a directory.
     """
     path = from_caller(Path(named))
     if not path.exists():
@@ -310,7 +310,7 @@ def needs_of(options: Options, environ: Mapping[str, str]) -> list[str]:
 def engine_python(engine: str, environ: Mapping[str, str]) -> str:
     """The interpreter of an engine: vLLM's is VLLM_PYTHON's, .venv-vllm's or, with the extra, ours.
 
-    Raises UsageError where there is no vLLM.
+    Raises UsageError if there is no vLLM.
     """
     if engine != "vllm":
         return sys.executable
@@ -445,8 +445,8 @@ def gateway_environment(options: Options, keys: Secrets, index: int) -> dict[str
 
 
 def response_days() -> str:
-    """For how many days responses of the Responses API are kept; what is no number, the gateway
-    refuses."""
+    """For how many days responses of the Responses API are kept. The gateway refuses a value that
+    is no number."""
     return os.environ.get("HOLDFAST_RESPONSE_DAYS") or RESPONSE_DAYS
 
 

@@ -1,7 +1,7 @@
 """What a lease is worth, told in a terminal: two handbooks, one marked, before and after a flood.
 
-Prints what the API returned and what it measured itself, nothing else. The flood is larger than the
-engines' memory, where that takes no longer than FLOOD_SECONDS.
+It prints only what the API returned and what it measured itself. The flood is larger than the
+engines' memory, unless that takes longer than FLOOD_SECONDS.
 """
 
 import argparse
@@ -53,9 +53,11 @@ def first_token(answer: Answer) -> float:
 
 
 class DemoGateway:
-    """Raises DemoError where it takes not both keys; `place` says where they are from.
+    """A gateway with its keys. `place` says where the keys are from. Raises DemoError if the
+    gateway refuses one of them.
 
-    `model` is one of its models, its first without. Raises DemoError where it has none such.
+    `model` is one of the gateway's models, by default its first one. Raises DemoError if the
+    gateway has no such model.
     """
 
     def __init__(

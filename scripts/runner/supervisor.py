@@ -172,7 +172,7 @@ class Child:
     def end(self, is_urgent: Callable[[], bool]) -> None:
         """Ask it to end, give it its own grace and a margin, then kill what is left of its group.
 
-        Where it takes long, say what for; where it gets urgent, kill at once.
+        If that takes long, say what it waits for. If it gets urgent, kill the program at once.
         """
         signal_group(self.process, signal.SIGTERM)
         name = self.program.name

@@ -114,7 +114,7 @@ def index_options(needs: list[str]) -> list[str]:
 def run(*arguments: str) -> None:
     """Run a module of Python, with its output in LOG, and say now and then that it goes on.
 
-    The module ends with this process. Raise InstallError with its reason where it fails.
+    The module ends with this process. Raise InstallError with its reason if it fails.
     """
     with LOG.open("a+") as log:
         begin = log.seek(0, os.SEEK_END)

@@ -54,8 +54,8 @@ def main(arguments: list[str]) -> int:
 
 
 def where_all_is() -> dict[str, str]:
-    """Program, models and tokenizer, made where they are not there: what tests read of the
-    environment."""
+    """The environment's variables that tests read: program, models and tokenizer. Missing ones are
+    made."""
     program = os.environ.get("LLAMA_SERVER") or str(built_server())
     write_models()
     return {

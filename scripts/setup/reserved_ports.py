@@ -39,7 +39,7 @@ class Reservations:
     def take(self, above: Collection[int] = (0,)) -> int:
         """A port P that nobody has, nor P + A for each A of `above`; all are kept.
 
-        Raises OSError (EADDRNOTAVAIL) where there is none.
+        Raises OSError (EADDRNOTAVAIL) if there is none.
         """
         # Processes that begin at different places seldom try the same ports.
         begin = secrets.randbelow(len(self._candidates))

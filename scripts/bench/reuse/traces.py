@@ -284,7 +284,7 @@ SIZES = {
 
 @cache
 def load(name: str, folder: Path, block_size: int = 0) -> Trace:
-    """The trace of this name. Raises TraceMissing where it is public and not in the folder. With a
+    """The trace of this name. Raises TraceMissing if it is public and not in the folder. With a
     `block_size` the folder is the file of a trace in Mooncake's format, in blocks of so many
     tokens."""
     if block_size:
