@@ -278,10 +278,7 @@ class EngineBackend:
 
     @property
     def awaited(self) -> str:
-        """The stage of an engine that was ready, and refuses all calls until something is back.
-
-        Empty: it waits for nothing.
-        """
+        """What a loaded engine waits for while it refuses all calls. Empty: nothing."""
         return ""
 
     def describe(self) -> Description:

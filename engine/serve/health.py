@@ -107,12 +107,15 @@ class ServedEngine:
     @property
     def readiness(self) -> Readiness:
         """A copy of the readiness as it is now."""
-        failing = [failure.loop for failure in self.supervisor.failing]
-        stage = self._readiness.stage
-        if stage == "ready" and self._backend is not None:
-            stage = self._backend.awaited or stage
-        is_ready = self._readiness.ready and stage == "ready" and not failing
-        return replace(self._readiness, stage=stage, ready=is_ready, failing=failing)
+        readiness = replace(
+            self._readiness, failing=[failure.loop for failure in self.supervisor.failing]
+        )
+        awaited = self._backend.awaited if self._backend and readiness.stage == "ready" else ""
+        if awaited:
+            readiness.stage = awaited
+            readiness.progress = 0.0
+        readiness.ready = readiness.ready and not awaited and not readiness.failing
+        return readiness
 
     def crash(self, error: BaseException) -> None:
         """Note that the engine's thread ended, or a process that it computes with.

@@ -104,8 +104,8 @@ def _renders(way: CallTexts, turn: str) -> bool:
 def _spaced(tags: TagSyntax, turn: str) -> TagSyntax:
     """The tags with the white space that the template writes within an opening tag."""
     before, line, behind = tags.open.partition("\n")
-    left = re.escape(before.rpartition("}")[2])
-    spacing = re.search(rf"{left}(\s*){re.escape(behind)}", turn) if line else None
+    last_text = re.escape(before.rpartition("}")[2])
+    spacing = re.search(rf"{last_text}(\s*){re.escape(behind)}", turn) if line else None
     if spacing is None:
         return tags
     return replace(tags, open=before + spacing.group(1) + behind)

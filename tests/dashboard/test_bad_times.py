@@ -143,7 +143,7 @@ def test_refreshes_on_their_way_leave_what_a_page_says_when_its_key_has_ended(si
     with site.visit(key) as visit:
         page = visit.page
         servers = list[WebSocketRoute]()
-        held = list[str | bytes]()
+        refreshes = list[str | bytes]()
         is_holding = False
 
         def between(socket: WebSocketRoute) -> None:
@@ -152,7 +152,7 @@ def test_refreshes_on_their_way_leave_what_a_page_says_when_its_key_has_ended(si
 
         def pass_on(message: str | bytes) -> None:
             if is_holding:
-                held.append(message)
+                refreshes.append(message)
             else:
                 servers[-1].send(message)
 
@@ -161,11 +161,11 @@ def test_refreshes_on_their_way_leave_what_a_page_says_when_its_key_has_ended(si
         is_holding = True
         site.admin.post(f"keys/{key_id}/revoke")
         deadline = time.monotonic() + WAIT_MS / 1000
-        while not held:
+        while not refreshes:
             assert time.monotonic() < deadline, "the page does not refresh itself"
             page.wait_for_timeout(100)
         for _ in range(NUM_REFRESHES):
-            servers[-1].send(held[0])
+            servers[-1].send(refreshes[0])
             page.wait_for_timeout(2)
         page.get_by_text("The session or its key has ended").wait_for(timeout=WAIT_MS)
         page.wait_for_timeout(1000)

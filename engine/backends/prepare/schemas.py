@@ -173,8 +173,8 @@ def _digits(number: Any) -> int:
     _, digits, exponent = Decimal(repr(number)).as_tuple()
     if not isinstance(exponent, int):
         return 0  # no JSON has such a number
-    written = "".join(map(str, digits)) + "0" * min(max(exponent, 0), 400)
-    return 1 if written.rstrip("0") == "1" else int(written)
+    text = "".join(map(str, digits)) + "0" * min(max(exponent, 0), 400)
+    return 1 if text.rstrip("0") == "1" else int(text)
 
 
 def _targets(schema: Any, references: Iterable[str]) -> Iterator[Any]:

@@ -366,11 +366,12 @@ class UpstreamBackend(EngineBackend):
             await loop.sweep(MAX_DROP_SECONDS)
             num_files -= loop.num_files
             num_slots = loop.num_unerased(request.scope)
-            left = [
-                f"slots in use ({num_slots}): each is erased once it is at rest; purge again for "
-                "what their requests have written by then"
-            ]
-            unpurged = left if num_slots else []
+            unpurged = list[str]()
+            if num_slots:
+                unpurged.append(
+                    f"slots in use ({num_slots}): each is erased once it is at rest; purge again "
+                    "for what their requests have written by then"
+                )
             reply = msgspec.structs.replace(reply, files=num_files, unpurged=unpurged)
         return reply
 

@@ -386,22 +386,22 @@ class CallParser:
         A call that was cut off before its name was known is neither a call nor text.
         """
         deltas: list[Delta] = []
-        left = self._pending
+        rest_text = self._pending
         if self._step == self._read_call:
-            left = self._call.pending_text()
+            rest_text = self._call.pending_text()
             if not is_cut and not self._call.has_input:
                 deltas += self._call.end()
                 self.num_calls += self._call.has_input
         # Markup behind a call is no text, even if the end cut it off.
         is_behind = self._step in (self._read_tail, self._read_between) and self.num_calls > 0
         is_in_call = self._step != self._read_text
-        left = self._skipped + left
-        is_text = (bool(left.strip()) or not self.num_calls) and not is_behind
-        is_text = is_text and not (is_cut and (is_in_call or is_begun_markup(left)))
+        rest_text = self._skipped + rest_text
+        is_text = (bool(rest_text.strip()) or not self.num_calls) and not is_behind
+        is_text = is_text and not (is_cut and (is_in_call or is_begun_markup(rest_text)))
         self._pending = ""
         self._skipped = ""
         self._step = self._read_text
-        return [*deltas, *texts(left)] if is_text else deltas
+        return [*deltas, *texts(rest_text)] if is_text else deltas
 
     def _read_begin(self, deltas: list[Delta]) -> bool:
         begin = self._pending.lstrip()

@@ -246,8 +246,10 @@ class SlotCache(UpstreamCache):
         return None
 
     def next_hit(self, query: CacheQuery, lookup: Lookup) -> Entry | None:
-        """End the hit, whose file is damaged or which no slot has. The longest other entry becomes
-        the hit."""
+        """End the hit. The longest other entry becomes the hit.
+
+        The file of the ended hit is damaged, or it has no file and no slot has its tokens.
+        """
         lost = lookup.hit
         assert lost is not None
         self.let_go(lookup)

@@ -100,7 +100,8 @@ class SlotFiles:
 
     async def missing(self, files: Sequence[SavedFile]) -> set[str]:
         """The names of those that are not there with their size. Their content is not read."""
-        return await self._hash(lambda: _missing(self.path, files))
+        # Not where files are hashed: a request must not wait for the files of others.
+        return await asyncio.to_thread(_missing, self.path, files)
 
     def discard(self, *names: str) -> None:
         """Delete files, after what the journal was told before."""

@@ -47,7 +47,7 @@ RETRY_SECONDS = 30.0
 WATCH_SECONDS = 10.0
 """The pause between two looks whether the files of all leases are there."""
 MAX_WATCHED = 256
-"""How many files are looked at in one go. A restore may have to wait for that."""
+"""How many files are looked at in one go."""
 FIRST_LOOK_SECONDS = 0.05
 """The first pause between two looks whether a slot has come to rest. Each pause is twice the
 last."""
@@ -291,7 +291,7 @@ class SlotLoop(UpstreamLoop):
         lookup = sequence.request.lookup
         assert lookup is not None
         hit = lookup.hit
-        # One that was found lost since the look-up has ended already, and is broken.
+        # A hit that was found lost after the look-up has already ended, and is marked broken.
         while hit is not None and (hit.is_broken or await self._lost([hit])):
             hit = self._cache.next_hit(query, lookup)
         for entry in await self._lost(self._cache.marked(query, lookup)):
