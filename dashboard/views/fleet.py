@@ -76,6 +76,13 @@ def draw(view: View, selection: Selection) -> None:
     )
     draw_load(view.load, view.history)
     draw_attribution(view.history)
+    no_restart = f"No engine was restarted in {selection.words}."
+    are_all_heard = all(engine.stats is not None for engine in engines)
+    if not are_all_heard:
+        no_restart = (
+            f"No restart is known in {selection.words}. An engine that does not answer now may be"
+            " restarting."
+        )
     parts.section(
         "Restarts, and the cache they lost",
         [
@@ -92,8 +99,12 @@ def draw(view: View, selection: Selection) -> None:
         "restarts",
         f"{formats.counted(len(view.history.restarts), 'restart')} with the tokens written again.",
         number="restart_lost",
-        none=f"No engine was restarted in {selection.words}.",
-        icon=":material/check_circle:" if view.history.num_turns else parts.HOURGLASS,
+        none=no_restart,
+        icon=(
+            ":material/check_circle:"
+            if view.history.num_turns and are_all_heard
+            else parts.HOURGLASS
+        ),
     )
 
 

@@ -115,6 +115,17 @@ def test_an_engine_without_a_map_says_so(page: Page) -> None:
     assert metrics(app)["Unused tokens"] == "–"
 
 
+@pytest.mark.parametrize("is_up", [True, False])
+def test_fleet_ticks_no_restart_only_where_every_engine_answers(page: Page, is_up: bool) -> None:
+    replies = answers("one row")
+    replies["/admin/v1/engines/history"] |= {"restarts": []}
+    replies["/admin/v1/engines"] = [engine_now(True), engine_now(is_up, "engine-1")]
+    app = page("fleet", replies)
+    beginning = "No engine was restarted" if is_up else "No restart is known"
+    (restarts,) = [info for info in app.info if info.value.startswith(beginning)]
+    assert (restarts.icon == ":material/check_circle:") == is_up
+
+
 def test_fleet_shows_what_each_engine_promises_and_why_not(page: Page) -> None:
     replies = answers("one bucket")
     [engine] = replies["/admin/v1/engines"]
