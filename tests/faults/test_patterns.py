@@ -31,7 +31,7 @@ KNOWN_AT_RUN = {
     "engine/patterns.py: f'(.*\\\\.)?({pattern})$'",
     # Of a template, while an engine starts.
     "engine/text/call_styles.py: pattern",
-    "engine/text/call_styles.py: f'{left}(\\\\s*){re.escape(behind)}'",
+    "engine/text/call_styles.py: f'{last_text}(\\\\s*){re.escape(behind)}'",
     # A run of one class of characters, up to a bound.
     "engine/text/formats/matching.py: f'{characters}{{0,{_MAX_WORD}}}'",
     # Alternatives that are plain words or digits.

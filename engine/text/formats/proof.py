@@ -543,7 +543,8 @@ class _CallProof:
             has_marks = call_format.opening in instructions and all(mark in known for mark in marks)
             for call_texts in call_format.call_texts:
                 head = call_texts.begin + call_texts.call.partition("{name}")[0].rstrip('"')
-                ends_in_name = re.search(r'[<`\w].*\{"name": $', head, re.DOTALL) is not None
+                before_name = head.removesuffix('{"name": ')
+                ends_in_name = before_name != head and re.search(r"[<`\w]", before_name) is not None
                 is_described = ends_in_name and head in instructions
                 has_tokens = has_marks and call_format.opening in known
                 if not (is_described or name in family_names or has_tokens):
