@@ -71,7 +71,7 @@ class Block:
 
     @property
     def is_promised(self) -> bool:
-        """Whether the block has a lease, or the store's copy of it."""
+        """Whether a lease is on the block, or on the store's copy of an entry that stands on it."""
         return self.lease_count > 0 or any(entry.is_leased for entry in self.dependents)
 
     @property
@@ -83,11 +83,11 @@ class BlockQueue:
     """Unreferenced blocks, the least recently used first, a chain's tail first.
 
     When a block's dependents change, `requeue` of its pool must be called. `settle` must be called
-    when the first block comes behind it in its chain, or the last one there goes.
+    with a block when the first block that follows it in its chain comes, or the last one goes.
     """
 
     def __init__(self, blocks: Sequence[Block] = ()) -> None:
-        """It begins with `blocks`, which are in no queue and have no dependents."""
+        """The queue begins with `blocks`, which are in no queue and have no dependents."""
         for block in blocks:
             block.queue = self
         self.order = Order[Block](
@@ -98,7 +98,7 @@ class BlockQueue:
 
     @property
     def num_best_effort(self) -> int:
-        """How many of them a best-effort entry stands on."""
+        """The number of its blocks that a best-effort entry stands on."""
         return len(self._best_effort)
 
     def __len__(self) -> int:
@@ -120,7 +120,7 @@ class BlockQueue:
         self._best_effort.discard(block)
 
     def settle(self, block: Block) -> None:
-        """What follows a block in the queue has changed. Recency does not look at that."""
+        """Note that what follows a queued block has changed. The order by recency stays."""
 
     def pop(self) -> Block:
         """Take the block that is reused next. The queue must not be empty."""

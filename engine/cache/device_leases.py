@@ -72,8 +72,8 @@ class Leases:
         self.max_blocks = int(pool.num_blocks * lease_share)
         self.scope_blocks = int(self.max_blocks * scope_lease_share)
         self.num_lowered = 0
-        # The leases that began, and those of an earlier epoch that are readable again: as many as
-        # have ended since, and are live.
+        # How many leases began, together with the leases of an earlier epoch that are readable
+        # again. It equals the number of leases that have ended since and of live ones.
         self.num_granted = 0
         self._changed = changed
         self._shares: dict[str, int] = {}
@@ -111,8 +111,9 @@ class Leases:
         return True
 
     def has_room(self, name: str, num_new: int) -> bool:
-        """Whether a scope's new lease of so many blocks of its own would get room, if need be by
-        others that end."""
+        """Whether a scope's new lease would get room for `num_new` blocks that no lease has.
+
+        Other leases may have to end for it."""
         excess = self._pool.num_leased + num_new - self.max_blocks
         if num_new > self.max_blocks:
             return False
@@ -164,7 +165,7 @@ class Leases:
         self.tell_end(entry, reason, names)
 
     def tell_end(self, entry: Entry, reason: LeaseEnd, names: list[str]) -> None:
-        """Tell the end of a lease. `names` are those of blocks without a lease now."""
+        """Tell the end of a lease. `names` are the names of blocks that have no lease now."""
         self._ended.append(EndedLease(entry, reason, names))
 
     def take_ended(self) -> list[EndedLease]:

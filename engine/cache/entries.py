@@ -116,11 +116,11 @@ class Entries:
         return entry if entry.begins_with(digests.packed[: entry.tokens * TOKEN_BYTES]) else None
 
     def refresh(self, entry: Entry, now: float, *, hold: bool = True) -> Refresh:
-        """A read, or a breakpoint at the entry.
+        """Refresh an entry that is read, or at which a breakpoint stands.
 
-        Its own TTL starts again, unless it has a lifetime of its own. A lost lease is taken again.
-        The refresh counts at once, and stays unless it is taken back. With `hold` a lease is asked
-        for. Without it none begins that nobody asked for earlier.
+        The entry's TTL starts again, unless the entry has a lifetime of its own. A lost lease is
+        taken again. The refresh counts at once, and stays unless it is taken back. With `hold` a
+        lease is asked for. Without it no lease begins that nobody asked for earlier.
         """
         entry.is_asked_for |= hold
         until = now + self.seconds(entry.ttl) if entry.seconds is None else entry.kept_until
@@ -359,7 +359,7 @@ class Entries:
         self._note(entry)
         if expires_at < before or entry.is_lapsed:
             self.leases.reorder(entry)
-            # One that lapsed was refreshed or lapses again. Its next expiry decides.
+            # A lapsed entry may be live again. If its new expiry is past too, it lapses anew.
             self._num_lapsed -= entry.is_lapsed
             entry.is_lapsed = False
             self._by_expiry.push(entry)
@@ -405,7 +405,11 @@ class Entries:
         return False
 
     def _lease_in_store(self, entry: Entry) -> bool:
-        """False if the store has no whole copy of the entry."""
+        """Lease the store's copy of an entry. False if it gets no lease there.
+
+        It gets none if the store has no whole copy of it, if its time is over, or if no breakpoint
+        asked for a lease.
+        """
         if self._store is None or entry.stored is None or entry.is_lapsed:
             return False
         if not entry.is_asked_for:
@@ -419,7 +423,7 @@ class Entries:
         return True
 
     def _end_lease(self, entry: Entry, reason: LeaseEnd) -> None:
-        """End a lease, on the device or in the store. The entry depends on its blocks.
+        """End a lease, on the device or in the store. From then on the entry depends on its blocks.
 
         The store keeps its copy as long as the entry is there.
         """

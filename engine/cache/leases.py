@@ -51,11 +51,11 @@ class ScopeLeases(NamedTuple, Generic[L]):
 class Claim(NamedTuple):
     """A new lease that the budget has no room for."""
 
-    # What its scope leases with it, in blocks.
+    # The blocks that its scope would lease with it.
     num_blocks: int
     # The scope's share of the budget, in blocks.
     share: int
-    # What all scopes lease with it beyond the budget, in blocks.
+    # The blocks beyond the budget that all scopes would lease with it.
     excess: int
 
 
@@ -78,8 +78,8 @@ def displacing_key(entry: Entry) -> Key:
 
 
 def own_displacing_key(entry: Entry) -> Key | None:
-    """A scope's new copies take the place of its own automatic entries', by least recent use. None:
-    the entry is not automatic."""
+    """The copies of a scope's automatic entries make way for its own new copies, the least recently
+    used first. None: the entry is not automatic."""
     return None if entry.is_asked_for else (entry.used_at, 0.0)
 
 
@@ -87,10 +87,11 @@ def own_displacing_key(entry: Entry) -> Key | None:
 
 
 def next_to_lower(scopes: Iterable[ScopeLeases[Entry]], needy: str | None = None) -> Entry | None:
-    """The lease that is lowered next: `first` of each scope has a copy. None if none may.
+    """The lease that is lowered next. None if no lease may be lowered.
 
-    Without a `needy` scope nothing else can run, and the least recently used one of all is lowered.
-    For a needy scope its own and those of scopes above their share make way.
+    The `first` lease of each scope has a copy. Without a `needy` scope nothing else can run, and
+    the least recently used lease of all is lowered. For a needy scope only its own leases make way,
+    and the leases of scopes above their share.
     """
     able = (
         scope for scope in scopes if needy in (None, scope.name) or scope.num_blocks > scope.share
@@ -100,11 +101,12 @@ def next_to_lower(scopes: Iterable[ScopeLeases[Entry]], needy: str | None = None
 
 
 def next_to_yield(scopes: Iterable[ScopeLeases[L]], claim: Claim) -> L | None:
-    """The lease that yields next to a claim. None if none may.
+    """The lease that yields next to a claim. None if no lease may yield.
 
-    The scopes above their share yield, what would expire first before others. They do so if the
-    claim stays within its scope's share, and they have enough above theirs. So no lease ends in
-    vain, and no scope gets below its share by more than its last lease.
+    Leases of the scopes above their share yield, the one that would expire first before others.
+    They yield only if the claim stays within its scope's share, and if those scopes have enough
+    blocks above their shares. So no lease ends in vain, and no scope gets below its share by more
+    than its last lease.
     """
     able = [scope for scope in scopes if scope.num_blocks > scope.share]
     above = sum(scope.num_blocks - scope.share for scope in able)
@@ -117,7 +119,7 @@ def next_to_yield(scopes: Iterable[ScopeLeases[L]], claim: Claim) -> L | None:
 def next_to_sacrifice(firsts: Iterable[L | None]) -> L | None:
     """The lease that is sacrificed next, whatever its scope's share. None if there is none.
 
-    `firsts`: of each scope the lease with the least `ending_key`, None where it has none to give.
+    `firsts` has for each scope the lease with the least `ending_key`, or None without such a lease.
     """
     leases = (lease for lease in firsts if lease is not None)
     return min(leases, key=ending_key, default=None)
@@ -126,8 +128,9 @@ def next_to_sacrifice(firsts: Iterable[L | None]) -> L | None:
 def scope_to_displace(num_blocks: Mapping[str, int], needy: str, num_new: int) -> str | None:
     """The scope whose copies make way in the store for `num_new` blocks of a needy scope.
 
-    `num_blocks`: what each scope's copies have. The scope with the most makes way. None if that is
-    the needy one itself, or would have less than the needy one with its new blocks.
+    `num_blocks` has the blocks of each scope's copies. The scope with the most blocks makes way.
+    None if that is the needy scope itself, or if it has fewer blocks than the needy scope would
+    have with its new ones.
     """
     largest = max(num_blocks, key=lambda scope: num_blocks[scope], default=needy)
     if largest == needy or num_blocks[largest] < num_blocks.get(needy, 0) + num_new:

@@ -62,7 +62,7 @@ def eligible(
 def asks_for(marks: Iterable[Mark], tokens: int) -> bool:
     """Whether a lease is asked for on an entry of so many tokens.
 
-    It is where the entry lies within the prefix of a mark that asks for one.
+    It is if the entry lies within the prefix of a mark that asks for a lease.
     """
     return any(mark.hold and tokens <= mark.tokens for mark in marks)
 

@@ -52,9 +52,12 @@ class Misses:
     def of_request(
         self, marks: Sequence[Mark], read: int, reasons: Mapping[int, MissReason]
     ) -> MissReason | None:
-        """Why the last breakpoint was not read in full, by the `reasons` of all breakpoints.
+        """Why the request read less than it marked, by the `reasons` of its breakpoints.
 
-        None if it was read in full, or if the prefix merely grew.
+        None if the last eligible breakpoint was read in full. Reasons outside of _NO_TRACE decide,
+        the last breakpoint's before the others. Without such a reason the last breakpoint's own
+        reason decides if nothing was read. If something was read, the prefix merely grew, and the
+        result is None.
         """
         if not self.breakpoints:
             return "no_breakpoint"

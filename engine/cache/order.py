@@ -15,14 +15,14 @@ _SLACK = 64
 
 
 class Order(Generic[T]):
-    """`key_of` gives an item's key now, None for one that is no longer in the order.
+    """`key_of` gives an item's key now, None for an item that is no longer in the order.
 
-    A key that grew is noticed when its item comes first. `push` must tell the others: an item that
-    is new or comes back, and a key that became less.
+    A key that grew is noticed when its item comes first. `push` must be called for all other
+    changes: for an item that is new or comes back, and for a key that became less.
     """
 
     def __init__(self, key_of: Callable[[T], Key | None], items: Iterable[T] = ()) -> None:
-        """It begins as if each of `items` had been pushed, at a cost that is linear."""
+        """The order begins as if each of `items` had been pushed. This takes linear time."""
         self._key_of = key_of
         keys = ((key_of(item), item) for item in items)
         self._heap: list[tuple[Key, int, T]] = [
@@ -49,9 +49,9 @@ class Order(Generic[T]):
             self._limit = 2 * len(self._heap) + _SLACK
 
     def first(self, *, until: float | None = None) -> T | None:
-        """The item with the least key; of equal ones, that which was pushed first.
+        """The item with the least key. Of equal keys the one that was pushed first comes first.
 
-        With `until` only an item whose key begins with that or less.
+        With `until` the result is None unless the first number of the key is at most `until`.
         """
         while self._heap:
             pushed_key, number, item = self._heap[0]

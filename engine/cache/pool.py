@@ -3,8 +3,8 @@
 Rules it keeps (the reasons are in `engine/README.md`):
 - a block with a reference is never reused; leases are references like any other;
 - a block's content is append-only until the block is allocated anew;
-- unreferenced blocks are reused in the order: nothing of use in them, then content of the scope
-  that owns the most, by learned worth; in a pool that learns nothing, by least recent use. That a
+- unreferenced blocks with nothing of use in them are reused first. Then comes content of the scope
+  that owns the most, by learned worth. A pool that learns nothing goes by least recent use. That a
   best-effort entry stands on a block is no reason to keep it.
 It knows no torch, no clock and no I/O.
 """
@@ -94,7 +94,10 @@ class BlockPool:
         tier: Tier = "device",
         worths: Worths | None = None,
     ) -> None:
-        """Both positive; `block_size` in tokens. Without `worths` the order is by recency alone."""
+        """`num_blocks` and `block_size` (in tokens) are positive.
+
+        Without `worths` the order is by recency alone.
+        """
         self.tier = tier
         self.worths = worths
         self._evicted = Evicted(REMEMBERED * num_blocks)
@@ -296,9 +299,9 @@ class BlockPool:
         used now, because a prompt's last block is computed again though it is in memory.
         """
         assert len(block.tokens) == self.block_size * TOKEN_BYTES, "only full blocks are indexed"
-        known = self._index.get(digest)
-        if known is not None:
-            self.touch([known])
+        canonical = self._index.get(digest)
+        if canonical is not None:
+            self.touch([canonical])
             return
         block.digest = digest
         self._index[digest] = block
@@ -359,7 +362,7 @@ class BlockPool:
         return self._index.get(digest)
 
     def canonical(self, digest: Digest, block: Block) -> Block:
-        """The block that is found for this digest. That is `block` unless an equal came first."""
+        """The block that is found for this digest. It is `block` unless an equal one came first."""
         return self._index.get(digest, block)
 
     def anchor(self, name: str, block: Block, num_tokens: int) -> bool:

@@ -155,9 +155,9 @@ class PrefixCache:
     ) -> int:
         """How many of a prompt's first `most` full blocks are on the device.
 
-        With `is_referenced` only blocks with a reference count. A chain is evicted from its tail,
-        so bisection finds its end in O(log n). If a block in the middle is gone, the result may be
-        too small or too large.
+        With `is_referenced` only blocks that have a reference are counted. A chain is evicted from
+        its tail, so bisection finds its end in O(log n). If a block in the middle is gone, the
+        result may be too small or too large.
         """
 
         def is_gone(digest: Digest) -> bool:
@@ -207,14 +207,14 @@ class PrefixCache:
             lambda tokens: self._find_readable(query, tokens, now),
             query.lookback_to,
         )
-        touched = [self.entries.find(query.digests, mark.tokens, now) for mark in marks]
-        if hit not in touched:
-            touched.append(hit)
+        entries = [self.entries.find(query.digests, mark.tokens, now) for mark in marks]
+        if hit not in entries:
+            entries.append(hit)
         lookup = Lookup(marks, hit, 0, None)
         self.explain(query, lookup)
         lookup.refreshes = [
             self.entries.refresh(entry, now, hold=asks_for(marks, entry.tokens))
-            for entry in touched
+            for entry in entries
             if entry is not None
         ]
         if hit is not None:
@@ -272,7 +272,7 @@ class PrefixCache:
 
         Full blocks behind the entry are reused if they are in memory (automatic reuse), even behind
         a hole. With `sources` only these blocks are reused. `num_spare` blocks must stay free.
-        Raises NoFreeBlocks if there are too few; only the order of reuse has changed then.
+        Raises NoFreeBlocks if there are too few. In that case only the order of reuse has changed.
         """
         if sources is None:
             sources = self.sources(query.digests, lookup)
@@ -387,7 +387,8 @@ class PrefixCache:
         """The blocks in memory that a prompt can reuse, by logical index, ascending.
 
         These are the pinned blocks and all full blocks. The last token is left out, since it is
-        always computed. If a pinned block is partly filled, a full block takes its place.
+        always computed. A full block in memory takes the place of a pinned block that is only
+        partly filled.
         """
         size = self.pool.block_size
         pinned_tokens = lookup.read if lookup is not None and lookup.pinned else 0
@@ -532,7 +533,8 @@ class PrefixCache:
     ) -> tuple[Receipt, ChainHeld | None]:
         """Anchor each name at the last full block of its prefix.
 
-        With a recurrent state, at the last block of an entry: nothing else of a prefix can be read.
+        If names stand only at entries, a name is anchored at the last block of its entry: nothing
+        else of a prefix can be read.
         """
         size = self.pool.block_size
         is_news = False
@@ -566,17 +568,18 @@ class PrefixCache:
                 anchored.append(HeldName(name.digest, end))
                 if block.is_promised:
                     num_leased = len(anchored)
-        lease = self._longest_lease(query, now) if num_leased else None
+        lease_seconds = self._longest_lease(query, now) if num_leased else None
         num_unanchored = 0 if self.names_at_entries else num_held - len(anchored)
         receipt = Receipt(
             name_tokens=[name.tokens for name in query.names],
             num_held=num_held,
             num_leased=min(num_leased + num_unanchored, num_held) if num_leased else 0,
-            lease_seconds=lease,
+            lease_seconds=lease_seconds,
         )
         if not anchored or not (is_news or num_leased):
             return receipt, None
-        return receipt, ChainHeld(seq=0, names=anchored, num_leased=num_leased, lease_seconds=lease)
+        chain = ChainHeld(seq=0, names=anchored, num_leased=num_leased, lease_seconds=lease_seconds)
+        return receipt, chain
 
     def _longest_lease(self, query: CacheQuery, now: float) -> float | None:
         """The seconds that are left of the lease on the longest leased prefix of the prompt."""

@@ -64,7 +64,10 @@ class RecurrentState:
         self._read: int | None = None
 
     def num_to_fill(self, position: int) -> int:
-        """How many blocks a sequence needs to continue from here: its state's, and kept states'."""
+        """How many blocks a sequence needs to continue from here.
+
+        These are the blocks of its state, and of each state that will be kept behind `position`.
+        """
         return self._num_blocks * (1 + sum(place > position for place in self.plan))
 
     def fill(self, position: int, state: Sequence[Block]) -> None:

@@ -57,7 +57,10 @@ class StoreCopies:
         return list(self._by_block.get(block, ()))
 
     def room_for(self, scope: str, num_new: int) -> list[Entry] | None:
-        """The entries whose copies must make way for `num_new` blocks, None if there is no room."""
+        """The entries whose copies must make way for a scope's `num_new` blocks.
+
+        None if they can't get room in this way.
+        """
         excess = self._pool.num_leased + num_new - self.max_blocks
         if excess <= 0:
             return []

@@ -141,8 +141,8 @@ class StoreTier:
         # Called with an entry whose copy makes way.
         self.on_displaced: Callable[[Entry], None] = lambda _entry: None
         for pool in lower_than:
-            # Before the pool reuses a block, the tier that the pool had asked takes its content. If
-            # that tier does not, this one does, provided that it has the file.
+            # Before the pool reuses a block, the tier that it asked so far may take the content. If
+            # that tier does not take it, this tier does, provided that it has the file.
             self.pool.changes = pool.changes
             pool.demote = partial(self._take_over, pool.demote)
 
@@ -340,8 +340,8 @@ class StoreTier:
     def take_saves(self, max_blocks: int) -> list[Save]:
         """The files to write now, `max_blocks` at most.
 
-        The device's memory must have the content that the blocks' `tokens` say. It has so between
-        two steps.
+        The device's memory must have the content that the blocks' `tokens` say. It has that content
+        between two steps.
         """
         saves: list[Save] = []
         self._num_looked_at = 0

@@ -299,15 +299,15 @@ class BlockTable:
 
     def _record(self, tokens: Sequence[TokenId]) -> None:
         packed = pack(tokens)
-        taken = 0
+        begin = 0
         size = self._pool.block_size
-        while taken < len(tokens):
+        while begin < len(tokens):
             index, offset = divmod(self.num_tokens, size)
-            count = min(size - offset, len(tokens) - taken)
+            count = min(size - offset, len(tokens) - begin)
             block = self.blocks[index]
-            self._pool.append(block, packed[taken * TOKEN_BYTES : (taken + count) * TOKEN_BYTES])
+            self._pool.append(block, packed[begin * TOKEN_BYTES : (begin + count) * TOKEN_BYTES])
             self.num_tokens += count
-            taken += count
+            begin += count
             if offset + count == size:
                 parent = self._digests[-1] if self._digests else self._root
                 digest = self._hasher.extend(parent, block.tokens, index, self.kind)

@@ -11,7 +11,7 @@ NUM_LOOKED_AT = 64
 """About how many leaves are compared, evenly spaced: to compare all of them costs too much."""
 NUM_CHOSEN = 16
 MIN_PER_CHOSEN = 256
-"""One leaf is chosen for so many leaves. The chosen leaves make way before others are compared."""
+"""One leaf is chosen for every so many. The chosen leaves make way before others are compared."""
 
 
 class WorthQueue(BlockQueue):
