@@ -2,8 +2,9 @@
 
 Rows of batches are computed behind the interactive requests. Batch sequences take no part in a step
 while an interactive one waits to begin or for its first tokens. They keep their blocks meanwhile.
-While interactive ones only decode, every second step computes batch sequences too. They have
-a floor: where none was computed for FLOOR_SECONDS, the next step computes them whatever waits.
+While interactive sequences only decode, every second step computes batch sequences too. Batch
+sequences have a floor: after FLOOR_SECONDS without them the next step computes them, whatever
+waits.
 """
 
 from collections.abc import Sequence

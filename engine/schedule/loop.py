@@ -56,7 +56,7 @@ class EngineLoop:
     ) -> None:
         """`model_seconds` gives a step's time by a time model that stands in for the computation.
 
-        None: the clock gives it.
+        None: the clock gives the step's time.
         """
         self.scheduler = scheduler
         self.accounting = accounting

@@ -71,8 +71,8 @@ class LogProbs:
     """Which log-probabilities of one choice go out with which text.
 
     A token's text may have to wait: the next token may make it a stop sequence, a call or thinking.
-    Its log-probabilities wait with it. They go out with the text. Where the token becomes no text
-    they are dropped. The runner writes `probs`; nothing is drawn again before `told`.
+    Its log-probabilities wait with it. They go out with the text. If the token becomes no text,
+    they are dropped. The runner writes `probs`, and draws no further token before `told`.
     """
 
     def __init__(self, num_top: int, spelled: Callable[[TokenId], Spelled]) -> None:

@@ -18,13 +18,13 @@ LATELY_SECONDS = 10.0
 ADMITTED_BLOCKS = 4096
 """About how many blocks of prompts a shared step admits. The look-up of a block takes some 5 µs."""
 FIRST_TOKENS = 3
-"""One of the first so many tokens brings a client its first text."""
+"""A client's first text comes with one of this many first tokens."""
 MAX_YIELDED = 3
 """How many steps in a row a long prompt waits for others' first tokens."""
 _LEAST_SHARE = 16
 """A step computes this part of `max_tokens` at least: every step also has a fixed cost."""
 _WHOLE_PIECES = 4
-"""The rest of a prompt is computed whole if it has at most so many times `least_tokens`."""
+"""The rest of a prompt is computed whole if it has at most this many times `least_tokens`."""
 _DEPTH_TOKENS = 256
 _MAX_SCOPES = 1024
 
@@ -129,9 +129,9 @@ class StepPace:
         """Whether this sequence's prompt must wait for the next step."""
         if not self.is_shared or self._num_yielded >= MAX_YIELDED or sequence.is_batch:
             return False
-        yields = not self.is_short(sequence) and bool(self._urgent - {sequence.scope})
-        self._has_yielded = self._has_yielded or yields
-        return yields
+        must_wait = not self.is_short(sequence) and bool(self._urgent - {sequence.scope})
+        self._has_yielded = self._has_yielded or must_wait
+        return must_wait
 
 
 class StepRoom:

@@ -44,7 +44,7 @@ class Drafter(Protocol):
     """Proposes tokens of one choice. It must be fast: the engine's thread calls it once a step."""
 
     def propose(self, tokens: Sequence[TokenId]) -> list[TokenId]:
-        """Tokens that may follow `tokens`. These begin with the tokens of the previous call."""
+        """Tokens that may follow `tokens`. `tokens` begins with the tokens of the previous call."""
         ...
 
     def verified(self, num_proposed: int, num_accepted: int) -> None:

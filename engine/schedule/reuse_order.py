@@ -59,7 +59,7 @@ def next_by_reuse(line: Sequence[Waiting], pool: BlockPool, step_tokens: int) ->
 
 
 class ReuseOrder:
-    """Lets a waiting request pass others of its scope where they would evict what it reuses.
+    """Lets a waiting request pass others of its scope if they would evict content that it reuses.
 
     Only requests of one scope are compared. The reuse is estimated from digests. What a request
     really reuses is decided at its admission.

@@ -108,9 +108,9 @@ class Runner(Protocol):
     """
 
     def execute(self, works: Sequence[Work]) -> list[TokenId | None]:
-        """Compute one step; the next token of each work that samples, None for the others.
+        """Compute one step. Return the next token of each work that samples, None for the others.
 
-        Behind proposed tokens it draws as `Work` says.
+        Further tokens are drawn behind proposed ones, as `Work.behind` says.
         """
         ...
 
@@ -127,7 +127,7 @@ class Runner(Protocol):
         ...
 
     def clear_host(self, places: Sequence[tuple[BlockId, int]]) -> None:
-        """The same to the host's memory."""
+        """Write zeros to blocks of the host's memory from a slot on."""
         ...
 
     def demote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
@@ -139,7 +139,7 @@ class Runner(Protocol):
         ...
 
     def save(self, blocks: Sequence[BlockId]) -> Sequence[Payload]:
-        """A copy of device blocks' content, all layers, as the store keeps it."""
+        """A copy of device blocks' content in all layers, in the form that the store keeps."""
         ...
 
     def load(self, loads: Sequence[tuple[Payload, BlockId]]) -> None:

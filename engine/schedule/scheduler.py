@@ -1,8 +1,8 @@
 """Plans the next step: first decoding sequences, then prefill, then waiting requests that fit.
 
 A waiting request is admitted when all blocks of its prompt can be allocated, in order of arrival
-within its scope. Scopes take turns by computed tokens, at prefill and at admission, and while
-several share the engine a step is short (`pace.py`). So a long prompt of one scope does not delay
+within its scope. Scopes take turns by computed tokens, at prefill and at admission. While several
+scopes share the engine a step is short (`pace.py`). So a long prompt of one scope does not delay
 another scope's short one. Batch sequences are planned behind all interactive ones
 (`batch_share.py`).
 
@@ -33,10 +33,11 @@ from engine.schedule.speculation import Speculation
 from engine.schedule.waiting import WaitingClasses
 
 MAX_TRIED = 4
-"""How many requests that do not fit one step tries. Each try reads its whole prompt."""
+"""How many others a step tries after the first request that does not fit. A try reads the whole
+prompt."""
 SPARE_SHARE = 8
-"""Beyond `max_running` there is one spare place for each so many places. A spare place is for a
-scope of which nothing else runs."""
+"""For every so many places of `max_running` there is one spare place. A spare place is for a scope
+of which nothing else runs."""
 
 
 def most_running(max_running: int) -> int:
@@ -170,7 +171,7 @@ class Scheduler:
     def take_arrivals(self, max_loads: int = 0) -> Arrivals:
         """The blocks that one step brings back, in the order in which their sequences wait.
 
-        At most as many copies as the host tier allows, and `max_loads` from the store.
+        They are at most as many copies as the host tier allows, and `max_loads` from the store.
         """
         promotions: list[BlockCopy] = []
         loads: list[Load] = []

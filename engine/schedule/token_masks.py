@@ -4,9 +4,10 @@ A mask mostly takes microseconds, and may take a second. So threads compute mask
 goes on. A choice whose mask is not ready does not decode in this step. A mask that takes longer
 than MASK_SECONDS ends its choice, and no other. Computing frees the interpreter's lock.
 
-The choices of one request share one state of their grammar behind a lock of the library. A token
-that the grammar takes would wait for that lock, and keep the interpreter's lock meanwhile. So the
-masks of one request are one job of a thread, and its grammar takes no token meanwhile.
+The choices of one request share one state of their grammar behind a lock of the library. If the
+grammar took a token while a thread computes a mask, it would wait for that lock and keep the
+interpreter's lock. So the masks of one request are one job of a thread, and the request's grammar
+takes no token until the job is done.
 """
 
 import os
@@ -25,7 +26,7 @@ MASK_SECONDS = 10.0
 WAIT_SECONDS = 0.005
 """Seconds for which a step waits for masks. Most are ready by then."""
 BRIEF_SECONDS = 0.001
-"""The same, while other scopes wait for the step."""
+"""Seconds for which a step waits for masks while other scopes wait for the step."""
 MAX_THREADS = 4
 NICENESS = 5
 """A thread takes a third of the processor that a step takes beside it, as preparing workers do."""
@@ -59,7 +60,7 @@ class TokenMaskPool:
             MAX_THREADS, thread_name_prefix="token-mask", initializer=step_back
         )
         self._jobs: dict[RequestState, tuple[_Job, Future[None]]] = {}
-        # Sequences that came while their request had a job, which may lack their masks.
+        # Sequences that came while their request had a job. That job may lack their masks.
         self._wanted: dict[SequenceState, None] = {}
 
     def begin(self, sequences: Iterable[SequenceState]) -> None:
