@@ -100,7 +100,8 @@ class Approximations:
     def prompt_of(self, exact: ExactRequest, cache: PrefixCache) -> ApproximatePrompt:
         """The prompt of a request that asks for an approximate answer.
 
-        Raise FieldRefused if this engine can't compute it, and Overloaded while it measures.
+        Raise FieldRefused if this engine can't compute the prompt, and Overloaded while the engine
+        measures.
         """
         points = exact.request.breakpoints
         kept = [point for point in points if point.keep is not None]
@@ -111,7 +112,7 @@ class Approximations:
             raise Overloaded(STILL_MEASURING)
         if exact.request.documents:
             if kept:
-                raise FieldRefused(KEEP_FIELD, "not beside a block from anywhere")
+                raise FieldRefused(KEEP_FIELD, "not in a request with a block that stands anywhere")
             return self._of_documents(exact, cache)
         return self._compressed(exact, cache, kept)
 
@@ -129,7 +130,7 @@ class Approximations:
         if len(points) > 1 or not is_alone:
             raise FieldRefused(
                 SIBLING_FIELD,
-                "in one marker of a request, beside no `keep`, `block`, adapter, image or salt",
+                "only in one marker of a request without `keep`, `block`, adapter, image or salt",
             )
         return with_sibling_mark(exact.query, cache, self.sibling, points[0].segment)
 
@@ -138,7 +139,7 @@ class Approximations:
     ) -> ApproximatePrompt:
         if len(points) > 1 or exact.is_mixed:
             raise FieldRefused(
-                KEEP_FIELD, "in one marker of a request that has no adapter, image or salt"
+                KEEP_FIELD, "only in one marker of a request without adapter, image or salt"
             )
         query = exact.query
         num_tokens = len(query.tokens)
@@ -165,7 +166,7 @@ class Approximations:
         needed = prompt_blocks + blocks_for(end, block_size) + 2
         most = cache.pool.num_blocks
         if needed > most:
-            why = f"the prefix and the prompt take {needed} blocks, of {most}"
+            why = f"the prefix and the prompt take {needed} blocks, and the engine has {most}"
             raise FieldRefused(KEEP_FIELD, why)
         return compressed(query, cache, compression)
 
@@ -186,7 +187,7 @@ class Approximations:
             end = query.segments[document.segment].end
             end = None if end is None else min(end, len(query.tokens) - 1)
             if end is None or end <= start:
-                raise FieldRefused(field, "only a text stands anywhere, no tool and no call")
+                raise FieldRefused(field, "only a text can stand anywhere, not a tool or a call")
             least = max(LEAST_TOKENS, document.num_recomputed(LEAST_TOKENS) + LEAST_COPIED)
             if end - start < least:
                 why = f"a block has at least {least} tokens, this one has {end - start} tokens"
@@ -197,6 +198,6 @@ class Approximations:
             raise FieldRefused("documents[0]", "two documents stand in one place")
         most = cache.pool.num_blocks
         if needed > most:
-            why = f"it, the others and the prompt take {needed} blocks, of {most}"
+            why = f"the documents and the prompt take {needed} blocks, and the engine has {most}"
             raise FieldRefused("documents[0]", why)
         return with_documents(query, cache, sorted(places, key=lambda place: place.start))

@@ -49,8 +49,8 @@ def write_documents(
 ) -> DocumentsResult:
     """Write the entries of a prompt's documents. `documents` are their pinned look-ups, in order.
 
-    A copy that the prompt's own blocks had already also counts as read if the entry was there. The
-    look-ups are given up.
+    A copy that was in the prompt's own blocks before also counts as read, if the document's entry
+    was there. The look-ups are given up.
     """
     result = DocumentsResult([], [], [])
     tables = {id(placing.placed): placing.table for placing in placings}

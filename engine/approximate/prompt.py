@@ -224,7 +224,7 @@ def with_sibling_mark(
 
 
 def with_sibling(prompt: ApproximatePrompt, cache: PrefixCache) -> ApproximatePrompt:
-    """The prompt that reads the longest entry of now: exact, or with a sibling's content.
+    """The prompt that reads the longest entry that is readable now: exact, or a sibling's.
 
     Nothing is pinned or refreshed.
     """

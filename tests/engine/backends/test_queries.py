@@ -196,7 +196,7 @@ def test_a_siblings_entries_are_asked_for_once_and_alone() -> None:
         ask("a", breakpoints=[asking], documents=[Document(0)]),
         ask("a", breakpoints=[asking], adapter="ab"),
     ):
-        with pytest.raises(InvalidRequest, match="breakpoints: sibling: in one marker"):
+        with pytest.raises(InvalidRequest, match="breakpoints: sibling: only in one marker"):
             prompt_of(wrong, sibling=sibling)
     approximate = prompt_of(ask("a", breakpoints=[asking]), sibling=sibling)
     mark = approximate.sibling_mark
