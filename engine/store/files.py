@@ -49,7 +49,7 @@ MAX_JOURNAL_BYTES = 2**30
 MAX_MEMBERS = 64
 STALE_SECONDS = LONGEST_SECONDS + 4 * 3600.0
 """A member that no engine uses is removed after this time. No TTL class lasts longer. A cached
-content may: it goes with the member."""
+content may last longer, and is removed with the member all the same."""
 FORMAT = 4
 """The version of a directory and its files. An engine leaves a directory of another version
 alone."""

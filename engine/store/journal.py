@@ -275,7 +275,7 @@ def restore(
     """Take back the entries of an earlier epoch whose files are there, each of its size.
 
     `now` is the engine's clock, `wall` the same moment in seconds since 1970. `take_back` returns
-    False where an entry has no room. `miss_of` looks for a file, once for each.
+    False where an entry has no room. `miss_of` looks for a file. It is called once for each file.
     """
     result = Restored(num_lost=len(content.lost - content.entries.keys()))
     result.misses.update({f"journal_{reason}": n for reason, n in content.damages.items()})

@@ -65,7 +65,7 @@ class Appended(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The journal could not be written, or a file not be deleted."""
+    """The journal could not be written, or a file could not be deleted."""
 
     error: str
 
@@ -215,7 +215,7 @@ class StoreBounds(NamedTuple):
     file_bytes: int
     # The most bytes that are written in a second.
     bytes_per_second: float
-    # The most blocks that a step brings to the device.
+    # The most blocks that a step brings to the device, and the most that it copies for the writer.
     max_loads: int
 
 
@@ -313,9 +313,10 @@ class DiskStore:
     # What an operator does.
 
     def drop(self, owner: Digest, key: Digest | None = None) -> "Future[None]":
-        """A scope's entry was dropped, or all of them. With all of them its files go.
+        """Forget what was dropped: a scope's entry, or with None as `key` all of the scope.
 
-        Done when the files are deleted.
+        In the second case all files of the scope are deleted. The result is done when what was
+        decided so far is on the disk.
         """
         for peers in self._peers:
             peers.drop(owner, key)
@@ -327,9 +328,10 @@ class DiskStore:
         return self._tier.num_used
 
     def purge(self, owner: Digest | None) -> "Future[None]":
-        """Drop a scope, or with None all scopes, and leave no line in the journal with its tokens.
+        """Delete the files of a scope, or with None of all scopes, and compact the journal.
 
-        Done when the files are deleted.
+        No line of the journal has the scope's tokens afterwards. The result is done when that is on
+        the disk.
         """
         for peers in self._peers:
             peers.drop(owner, None)
@@ -339,7 +341,7 @@ class DiskStore:
         return self._threads.run()
 
     def flush(self) -> "Future[None]":
-        """Done when everything that was decided so far is on the disk."""
+        """The result is done when everything that was decided so far is on the disk."""
         self._write_notes(self._clock.now())
         return self._threads.run()
 
