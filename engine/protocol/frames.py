@@ -16,7 +16,7 @@ FinishReason = Literal[
 
 
 ALLOWED_TOOLS = ""
-"""Stands in a tool's name's place if the choice of tools that may be called can't be guaranteed."""
+"""Stands in place of a tool's name if the choice of callable tools can't be guaranteed."""
 
 
 class UnheldTool(msgspec.Struct, frozen=True):
@@ -40,9 +40,9 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
     unheld: list[UnheldTool] = []
-    # Segments of system messages that the template can't place. A user's turn beside them has them.
+    # Segments of system messages that the template can't place. Their text is in the user's turn.
     folded: list[int] = []
-    # Breakpoints' segments whose last tokens depend on the text behind. They end before their text.
+    # Segments of breakpoints whose last token spans their end. Their entries end before that token.
     inexact: list[int] = []
     # The lowest tier that `usage.cache_read_tokens` came from; None: nothing was read.
     read_tier: Tier | None = None

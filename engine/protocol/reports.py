@@ -34,7 +34,7 @@ class Guarantee(msgspec.Struct, frozen=True):
 
     name: GuaranteeName
     is_kept: bool
-    # By what it is kept, or why it is not.
+    # What keeps the promise, or why it is not kept.
     note: str = ""
 
 
@@ -244,7 +244,7 @@ class Counters(InputUsage, kw_only=True):
     # Blocks copied back from the host.
     promoted_blocks: int = 0
     preempted_requests: int = 0
-    # All leases, with those that the store brought back. Less those that ended, they are live.
+    # All leases, with those that the store brought back. Less the ended ones it counts live leases.
     leases_granted: int = 0
     leases_expired: int = 0
     leases_sacrificed: int = 0

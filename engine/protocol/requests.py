@@ -31,7 +31,7 @@ class Breakpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     scorer: Scorer = DEFAULT_SCORER
     # Whether a sibling model's entry may be read if it is longer than any entry of this model.
     sibling: bool = False
-    # Whether to lease the entry. Else it is best-effort until a breakpoint with `hold` reads it.
+    # Whether to lease the entry. If not, it is best-effort until a breakpoint with `hold` reads it.
     hold: bool = True
 
     @property
@@ -123,7 +123,7 @@ class GenerateRequest(
 
 
 class CountRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Asks for a prompt's tokens. The prompt has the rules of a `GenerateRequest`'s.
+    """Asks how many tokens a prompt has. The rules are those of a `GenerateRequest`'s prompt.
 
     The request touches no entry and no lease.
     """

@@ -118,7 +118,7 @@ class ServedEngine:
         return readiness
 
     def crash(self, error: BaseException) -> None:
-        """Note that the engine's thread ended, or a process that it computes with.
+        """Note an error that ended the engine's thread, or a process that the engine computes with.
 
         It may be called from any thread. The first call writes one line of the log and calls
         `on_failure`. Later calls have no effect.

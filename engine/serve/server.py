@@ -305,10 +305,10 @@ def create_app(
     With `as_vllm` the metrics are there under vLLM's names as well.
     """
 
-    wanted = Secret(secret)
+    engine_secret = Secret(secret)
 
-    def check_secret(asking: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
-        if not wanted.is_shown(asking.scope["headers"]):
+    def check_secret(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+        if not engine_secret.is_shown(connection.scope["headers"]):
             raise Unauthorized("the engine secret is missing or wrong")
         if host.is_ending:
             raise NotReady(f"the engine has failed ({host.readiness.error})")
