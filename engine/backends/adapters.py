@@ -30,10 +30,10 @@ from engine.schedule.accounting import Accounting
 MAX_ADAPTERS = 64
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LOOK_SECONDS = 0.1
-"""The time between two looks whether a request still has an adapter that is to go."""
+"""The time between two looks at whether a request still uses an adapter that is to go."""
 
 READ_SECONDS = 50.0
-"""What reading one adapter may take. A gateway waits for a minute."""
+"""The most time for reading one adapter. A gateway waits for a minute."""
 
 T = TypeVar("T")
 Call = Callable[[Callable[[], T]], Awaitable[T]]
@@ -55,10 +55,13 @@ class ReadAdapter(Protocol):
 
 
 class ModelAdapters(Protocol):
-    """The adapters on a model. All but `read` is called on the engine's thread."""
+    """The adapters on a model. All methods but `read` are called on the engine's thread."""
 
     def read(self, directory: Path) -> ReadAdapter:
-        """Raise StartRefused with the reason. `attach` then puts it on the model, by its digest."""
+        """Read and check an adapter. `attach` then puts it on the model, by its digest.
+
+        Raise StartRefused with the reason.
+        """
         ...
 
     def attach(self, digest: str) -> None: ...
@@ -101,7 +104,11 @@ class AdapterParts:
 
 
 class AdapterShelf:
-    """`parts` None: this engine has no adapters. Those in the directory are read at once."""
+    """The adapters of one engine, by name.
+
+    `parts` None: the engine has no adapters. All adapters of the directory are read when the shelf
+    is made.
+    """
 
     def __init__(self, parts: AdapterParts | None = None) -> None:
         self._parts = parts
@@ -135,7 +142,7 @@ class AdapterShelf:
         return msgspec.structs.replace(description, adapters=infos) if infos else description
 
     def acting(self, digest: str, tokens: Sequence[TokenId]) -> ChainKind | None:
-        """How an adapter acts on a prompt; None where it does not. Raise NotFound."""
+        """How an adapter acts on a prompt; None if it does not. Raise NotFound."""
         if not digest:
             return None
         for _, read in list(self._by_name.values()):
@@ -145,12 +152,15 @@ class AdapterShelf:
         raise NotFound("adapter: not on this engine")
 
     def check_attached(self, adapter: ChainKind | None) -> None:
-        """On the engine's thread, before a request is taken in. Raise NotFound."""
+        """Raise NotFound if the adapter has left the model.
+
+        It is called on the engine's thread, before a request is taken in.
+        """
         if adapter is not None and adapter.digest not in self._attached_bytes:
             raise NotFound("adapter: not on this engine")
 
     async def load(self, name: str, call: Call[None], accounting: Accounting) -> AdapterInfo:
-        """Read a folder and put its adapter on the model, in the place of the one with its name.
+        """Read a folder and put its adapter on the model. It replaces an adapter of the same name.
 
         Raise AdapterRefused, which says why.
         """
@@ -176,7 +186,7 @@ class AdapterShelf:
         return info
 
     def unload(self, name: str, call: Call[None], accounting: Accounting) -> AdapterInfo:
-        """Take no more requests for an adapter. It goes, with its entries, after its last one.
+        """Take no more requests for an adapter. After its last request it goes with its entries.
 
         Raise AdapterRefused.
         """
@@ -196,8 +206,11 @@ class AdapterShelf:
     # Inside.
 
     def _start_reading(self, parts: AdapterParts, name: str) -> "Future[_Read]":
-        """Read on a thread that the process's end does not wait for. Raise AdapterRefused while an
-        earlier one still reads: a dead disk takes one thread."""
+        """Read on a thread that the process's end does not wait for.
+
+        Raise AdapterRefused while an earlier thread still reads, so that a dead disk takes one
+        thread only.
+        """
         if self._reading is not None and not self._reading.done():
             raise AdapterRefused(f"{name[:64]}: an earlier one is still being read")
         reading = Future[_Read]()
@@ -228,7 +241,7 @@ class AdapterShelf:
             size = (path / WEIGHTS).stat().st_size
         if size > parts.max_bytes - attached_bytes:
             raise AdapterRefused(
-                f"{name}: {WEIGHTS} has {size} bytes, those that are loaded {attached_bytes}, and "
+                f"{name}: {WEIGHTS} has {size} bytes, the loaded ones have {attached_bytes}, and "
                 f"ENGINE_ADAPTER_BYTES lets all have {parts.max_bytes}"
             )
         try:
@@ -262,7 +275,7 @@ class AdapterShelf:
                 self._attached_bytes.pop(digest, None)
 
         async def end() -> None:
-            """Wait for the requests that have it. Then end its entries."""
+            """Wait for the adapter's requests. Then end its entries."""
             while True:
                 async with self._changing:
                     # It may have come back, under this name or another.

@@ -26,7 +26,7 @@ Body = bytes | GenerateRequest | CountRequest
 def on_event_loop(
     event_loop: asyncio.AbstractEventLoop, function: Callable[[T], None], argument: T
 ) -> None:
-    """Called from any thread, also after the loop's end."""
+    """Call a function on the event loop, from any thread. After the loop's end it is not called."""
     if not event_loop.is_closed():
         event_loop.call_soon_threadsafe(function, argument)
 
@@ -83,7 +83,7 @@ class Parts:
     renderer: Renderer
     # How a worker process makes the same renderer.
     worker: WorkerSpec
-    # It lacks only the epoch.
+    # It lacks what `EngineBackend` adds, such as the epoch.
     description: Description
     # How many tokens one step computes, unless the settings say otherwise. Decoding and
     # cancelling wait for a step, so it should take about 0.1 s.
@@ -96,18 +96,18 @@ class Parts:
     new_drafter: Callable[[], Drafter] | None = None
     # The blocks of a recurrent state. 0: the model has no linear layers.
     state_blocks: int = 0
-    # Those of the settings.
+    # The adapters of the settings; None: there are none.
     adapters: AdapterParts | None = None
-    # A step's seconds by a time model that stands in for the computation. None: it computes.
+    # A step's seconds by a time model that stands in for the computation; None: it computes.
     model_seconds: Callable[[Sequence[Work]], float] | None = None
-    # What it can do of approximate prompts.
+    # Which approximate prompts it can compute.
     approximate: Approximations = field(default_factory=Approximations)
 
 
 def own_guarantees(capabilities: Collection[str], *, shared_by: str = "") -> list[Guarantee]:
     """The guarantees of engines whose blocks are their own, or are leased inside vLLM.
 
-    `shared_by` is what may give a scope another's content, where something does.
+    `shared_by` names what may give a scope the content of another scope; empty: nothing does.
     """
     forced = "forced_tools" in capabilities
     apart = "blocks are found by scope"

@@ -317,8 +317,7 @@ class EngineBackend:
         raise NotImplementedError
 
     async def memory(self) -> Memory:
-        """The memory without a map: our books mirror only the blocks that entries and names stand
-        on."""
+        """The memory without a map, because our books have only blocks with entries or names."""
         loaded = self._ready()
         owners = await self._owners(loaded)
         return Memory(
@@ -422,7 +421,7 @@ class EngineBackend:
         if not isinstance(clock, ManualClock):
             raise NotFound("the clock is not manual")
         if not 0 <= seconds < 1e9:
-            raise InvalidRequest("seconds: must not be negative")
+            raise InvalidRequest("seconds: must be at least 0 and less than 1e9")
 
         def advance(loaded: Loaded) -> float:
             clock.advance(seconds)

@@ -10,8 +10,9 @@ T = TypeVar("T")
 
 
 def decoded(body: bytes, kind: type[T]) -> T:
-    """A decoded JSON body. Whatever the bytes are, the only error is InvalidRequest. (msgspec has
-    errors of their own for invalid UTF-8 and very deep nesting.)
+    """A decoded JSON body. Whatever the bytes are, the only error is InvalidRequest.
+
+    msgspec raises other errors for invalid UTF-8 and for very deep nesting.
     """
     try:
         return msgspec.json.decode(body, type=kind)

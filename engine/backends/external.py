@@ -43,9 +43,9 @@ class Order:
     sample: SampleParams
     # At least 1.
     max_tokens: int
-    # Whether the client asked for draws that can be repeated.
+    # Whether the client gave a seed, so that draws can be repeated.
     is_seeded: bool = False
-    # The tokens that end it. Nothing of the model's files does.
+    # The tokens that end it. The end tokens of the model's files do not end it by themselves.
     end_token_ids: Sequence[TokenId] = ()
     # The grammar of the answer, in llguidance's form of Lark. None: the answer is free.
     grammar: str | None = None

@@ -24,8 +24,9 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.pth", "*.gguf")
 def identity_of(model: str, renderer: ChatRenderer, *, server: str | None = None) -> ModelIdentity:
     """The identity of a Hugging Face directory or hub id with this renderer.
 
-    `server` is what a server in front of which we stand says that it serves: then the weights in
-    the directory are not those that answer. Raises OSError where weights can't be read.
+    An engine in front of a server gives as `server` the name of the model that it serves. The
+    weights in the directory are then not the ones that answer. Raises OSError if weights can't be
+    read.
     """
     return ModelIdentity(
         weights=weights_digest(model_folder(model)) if server is None else "",

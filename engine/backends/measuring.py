@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 
 def measure_slice(approximate: Approximations) -> float | None:
-    """Measure for a slice, on the engine's thread. Return the seconds that it took. None: all is
+    """Measure for a slice, on the engine's thread. Return the seconds that it took; None if all is
     measured."""
     begun = time.perf_counter()
     took = 0.0
@@ -38,8 +38,10 @@ async def measure_behind(
     call: Callable[[Callable[[], float | None]], Awaitable[float | None]],
     is_busy: Callable[[], bool],
 ) -> None:
-    """Measure all that is not measured yet. `call` runs a function between two steps, `is_busy`
-    says whether requests run or wait."""
+    """Measure all that is not measured yet.
+
+    `call` runs a function between two steps. `is_busy` says whether requests run or wait.
+    """
     begun = time.perf_counter()
     while (took := await call(lambda: measure_slice(approximate))) is not None:
         await asyncio.sleep(took * PAUSES if is_busy() else 0)

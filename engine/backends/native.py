@@ -129,7 +129,7 @@ def _graph_plan(
 def _new_runner(
     settings: Settings, loaded: LoadedModel, num_blocks: int, graphs: GraphPlan | None
 ) -> TorchRunner:
-    """The pool's memory, and the graphs', whose size is logged."""
+    """Allocate the memory of the pool and of the graphs. Log how much the graphs take."""
     if graphs is None:
         return loaded.runner(num_blocks, settings.block_size, settings.host_blocks)
     block_bytes = loaded.layout.bytes_per_block(settings.block_size)
@@ -144,8 +144,11 @@ def _new_runner(
 
 
 def _fitting_blocks(loaded: LoadedModel, block_size: int, taken: int) -> int:
-    """How many blocks have room for some full contexts, within a share of the free memory, of which
-    so many bytes are taken by other things."""
+    """The number of blocks for DEFAULT_CONTEXTS full contexts.
+
+    They take at most MEMORY_SHARE of the free memory that is left beside `taken` bytes for other
+    things.
+    """
     state_blocks = loaded.layout.state_blocks(block_size)
     context_blocks = loaded.max_context_tokens // block_size
     wanted = DEFAULT_CONTEXTS * (context_blocks + MARKS_A_CONTEXT * state_blocks)

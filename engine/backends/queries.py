@@ -25,8 +25,11 @@ def query_of(
     *,
     arrived_at: float,
 ) -> CacheQuery:
-    """The prompt as the cache sees it. Raise NotFound for an adapter that is not here, and
-    InvalidRequest for one beside a salt: a chain has one kind."""
+    """The prompt as the cache sees it.
+
+    Raise NotFound for an adapter that is not here. Raise InvalidRequest for an adapter and a salt
+    in one request, because a chain has one kind.
+    """
     tokens = array("I", prepared.token_ids).tolist()
     least = request.min_cache_tokens
     keys = array("I", prepared.keys).tolist() if prepared.keys else tokens

@@ -16,9 +16,9 @@ class Renderer(Protocol):
     """Prompt to tokens, tokens to deltas. `render` may be slow: workers do it.
 
     The render cache is kept apart by `scope`, so that its speed reveals nothing of other scopes.
-    `parsers` makes one for each choice. It compiles what a request demands once, without the
-    interpreter's lock, and raises InvalidRequest. If `writes_date`, `days` say which
-    date. `spelled` gives the text that a token stands for.
+    `parsers` makes a parser for each choice. It compiles the request's grammar once, without the
+    interpreter's lock, and raises InvalidRequest if it can't. If `writes_date`, `days` say which
+    date the template writes. `spelled` gives the text that a token stands for.
     """
 
     @property

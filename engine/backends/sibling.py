@@ -1,6 +1,6 @@
 """The sibling of a model, by a file that `python -m engine profile-variant --write` made.
 
-The file has both models' fingerprints, as their engines take them of a store's blocks, and how far
+The file has both models' fingerprints, which are those of their engines' stored blocks, and how far
 answers are from exact. So the command is run with the engine's own settings. An engine of other
 weights or settings refuses the file, and every engine refuses a pair that the gate refuses.
 """
@@ -57,7 +57,7 @@ def fingerprints_of(facts: Mapping[str, str]) -> Fingerprints:
 
 
 def read_sibling(path: str, facts: Mapping[str, str]) -> tuple[Sibling, list[Technique]]:
-    """The sibling by a profile's file. Raises ModelRefused."""
+    """The sibling that a profile's file names, and its techniques. Raises ModelRefused."""
     try:
         profile = msgspec.json.decode(Path(path).read_bytes(), type=Profile)
     except (OSError, msgspec.MsgspecError) as error:
@@ -78,7 +78,7 @@ def read_sibling(path: str, facts: Mapping[str, str]) -> tuple[Sibling, list[Tec
 
 
 def _fingerprints_in(directory: str) -> Fingerprints:
-    """Those that an engine with these settings takes of the model in a directory."""
+    """The fingerprints that an engine takes of the model in a directory."""
     # An engine's settings need a secret, although nobody calls this one.
     values: dict[str, Any] = {
         "secret": SecretStr("python -m engine profile-variant"),

@@ -44,15 +44,15 @@ MAX_BLOCKS = 262_144
 """The most blocks of a store. Each takes some 600 bytes of the engine's memory."""
 PAGE_BYTES = 4096
 COPY_BYTES_PER_STEP = 64 * 2**20
-"""Bytes that one step may copy to the host, and back, at most."""
+"""The most bytes that one step copies to the host, and the most that it copies back."""
 STORE_BYTES_PER_SECOND = 64 * 2**20
-"""Bytes a second that are written to the store at most."""
+"""The most bytes that are written to the store in a second."""
 
 log = structlog.get_logger()
 
 
 class StorePlan(NamedTuple):
-    """A directory that this engine may use, and how its content is told from others'."""
+    """A directory that this engine may use, and what its files are."""
 
     directory: StoreDirectory
     reader: BlockReader
@@ -63,9 +63,9 @@ class StorePlan(NamedTuple):
 def plan_store(
     settings: Settings, runner: Runner, facts: Mapping[str, str] | None, block_size: int
 ) -> StorePlan | None:
-    """Take the directory of the settings. None where there is none.
+    """Take the directory that the settings name. None if they name no directory.
 
-    Raises StoreRefused where it can't be used.
+    Raises StoreRefused if it can't be used.
     """
     if not settings.store or facts is None:
         return None
@@ -129,7 +129,8 @@ class _Tiers(NamedTuple):
     cache: PrefixCache
     # The pools above the store.
     above: list[BlockPool]
-    # Of each other model that the store is read of, this one's first: its kind and its tier.
+    # The tiers for the content of other members. First comes the tier of this model's members, for
+    # which the sibling is None, then the sibling's.
     others: list[tuple[Sibling | None, StoreTier]]
 
 
@@ -140,11 +141,10 @@ def new_memory(
     clock: Clock,
     wall: Callable[[], float] = time.time,
 ) -> EngineMemory:
-    """Compose pool, tiers and entries. An engine whose store can't be used runs without.
+    """Compose pool, tiers and entries. An engine whose store can't be used runs without a store.
 
-    `wall`: the time that goes on while no engine runs, in seconds since 1970.
-
-    Raises StartRefused where the engine's role needs the store.
+    `wall` gives the time in seconds since 1970, which goes on while no engine runs. Raises
+    StartRefused if the engine's role needs the store.
     """
     plan: StorePlan | None = None
     refused: StoreRefusal | None = None
@@ -163,7 +163,7 @@ def new_memory(
 
 
 def _max_copies(parts: Parts) -> int:
-    """Blocks that one step may copy to the host, and back, at most."""
+    """The most blocks that one step copies to the host, and the most that it copies back."""
     return max(COPY_BYTES_PER_STEP // parts.block_bytes, 1)
 
 

@@ -1,7 +1,7 @@
-"""The synthetic engine: real pool, entries, leases, scheduler and protocol; no model.
+"""The synthetic engine: it has a real pool, entries, leases, scheduler and protocol, and no model.
 
-A time model stands in for the computation and a fixed rule for the text. It is for load tests,
-simulation and the gateway's tests, and says `synthetic` wherever it shows.
+A time model stands in for the computation, and a fixed rule for the text. The engine is for load
+tests, simulation and the gateway's tests. It says `synthetic` wherever it shows.
 
 `synthetic_renderer.py` says what its tokens and its answers are.
 """
@@ -72,8 +72,11 @@ def load_synthetic(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticRunner:
-    """Prefill takes time per token, one sequence after the other. A decode step takes one time for
-    all. A block takes time on the way to the host and back. Copies on the device take none.
+    """A runner that only sleeps.
+
+    Prefill takes time for each token, one sequence after the other. A decode step takes the same
+    time for any number of sequences. A copy of a block to the host or back takes time. Copies on
+    the device take none.
     """
 
     prefill_seconds: float

@@ -42,7 +42,7 @@ class SyntheticRenderer:
         for text in segment_texts(prompt):
             start = len(tokens)
             data = text.encode()
-            # Four bytes are a token; 0xFF, which is in no UTF-8 text, fills the last one up.
+            # Four bytes are a token. 0xFF, which is in no UTF-8 text, fills the last token up.
             tokens.extend(array("I", data + b"\xff" * (-len(data) % BYTES_PER_TOKEN)))
             # The characters that each token ends behind.
             ends = range(BYTES_PER_TOKEN, len(data) + BYTES_PER_TOKEN, BYTES_PER_TOKEN)

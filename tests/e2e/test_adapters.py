@@ -320,7 +320,7 @@ def test_adapters_have_a_bound_in_bytes_together(model: Path, folder: Path) -> N
         assert sorted(adapters_of(engine)) == ["blue", "judge"]
         status, error = refusal(engine, "red")
         size = (folder / "red" / WEIGHTS).stat().st_size
-        words = f"has {size} bytes, those that are loaded {sum(sizes) - size}, and"
+        words = f"has {size} bytes, the loaded ones have {sum(sizes) - size}, and"
         assert (status, error.message) == (
             400,
             f"adapter red: {WEIGHTS} {words} ENGINE_ADAPTER_BYTES lets all have {room}",

@@ -118,9 +118,9 @@ class Widening:
         token_ids, spans, places = expanded
         starts = [*(start for start, _ in spans), len(token_ids)]
         ends = [0, *(start + length for start, length in spans)]
+        # For each text the number of its tokens that the image before it took, and the number that
+        # the image behind it took.
         joined = list[tuple[int, int]]()
-        """For each text the number of its tokens that the image before it took, and the number that
-        the image behind it took."""
         for text in range(len(spans) + 1) if len(places) == len(spans) else ():
             begin = places[text - 1] + 1 if text else 0
             rendered = list(compact[begin : places[text] if text < len(places) else len(compact)])

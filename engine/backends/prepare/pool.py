@@ -1,9 +1,9 @@
 """Worker processes that prepare requests. They are started when needed and replaced when lost.
 
-Scopes take turns. One scope has at most all workers but one. So have all scopes together whose
-requests took long of late. The last worker takes only short requests, so long ones delay no scope
-that sends short ones. A cancelled request leaves at once, even while it waits. A request that waits
-too long is refused as `overloaded`, since another engine may have room.
+Scopes take turns. One scope has at most all workers but one. The scopes whose requests took long of
+late have together at most all workers but one. The last worker takes only short requests, so long
+ones delay no scope that sends short ones. A cancelled request leaves at once, even while it waits.
+A request that waits too long is refused as `overloaded`, since another engine may have room.
 """
 
 import asyncio
@@ -111,8 +111,8 @@ class PreparePool:
         self._workers: list[WorkerProcess] = []
         self._recovering: set[asyncio.Task[None]] = set()
         self._adding: asyncio.Task[None] | None = None
+        # Busy workers whose process ends after its request.
         self._stale = set[WorkerProcess]()
-        """Busy workers whose process ends after its request."""
 
     async def run(self, kind: Kind, body: bytes, scope: str) -> Answer:
         """The answer of a worker. Raises Overloaded, TooCostly and what the worker refuses."""

@@ -65,20 +65,20 @@ class WorkerProcess:
     EngineErrors.
 
     Without `any_grammar` it compiles only grammars that are known to be short. A start goes on when
-    its request leaves. A start takes a quarter of a second of processor time, and else each client
-    that leaves early would cost one.
+    its request leaves. A start takes a quarter of a second of processor time, and otherwise each
+    client that leaves early would cost one.
     """
 
     def __init__(self, start: Start, grammars: Grammars, *, any_grammar: bool = True) -> None:
         self._start = start
         self._grammars = grammars
         self._any_grammar = any_grammar
+        # The grammar that the process may be compiling; None: it compiles none.
         self._grammar: Grammar | None = None
-        """The grammar that the process may be compiling; None: it compiles none."""
         self._process: asyncio.subprocess.Process | None = None
         self._starting: asyncio.Task[asyncio.subprocess.Process] | None = None
+        # Reads the answer that the process works on, even if nobody waits for it any more.
         self._asked: asyncio.Task[Answer] | None = None
-        """Reads the answer that the process works on, even if nobody waits for it any more."""
         self._is_closed = False
 
     async def run(self, kind: Kind, body: bytes, days: KnownDays | None = None) -> Answer:
@@ -149,9 +149,9 @@ class WorkerProcess:
         return message
 
     async def _lost(self, process: asyncio.subprocess.Process) -> bool:
-        """Clean up after a process that has ended. Whether its request was the reason.
+        """Clean up after a process that has ended. Return whether its request was the reason.
 
-        Its grammar then counts as too costly.
+        If so, the request's grammar counts as too costly.
         """
         with suppress(TimeoutError):  # the exit is told after the end of its pipe
             await asyncio.wait_for(process.wait(), GIVE_UP_SECONDS)

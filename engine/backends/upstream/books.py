@@ -28,10 +28,10 @@ class UnheldEntries(Entries):
 
 
 class UpstreamCache(MirrorCache):
-    """`is_isolated`: no scope's prompt reuses what another scope sent.
+    """The cache over such a server.
 
-    Where it is not isolated, reuse beyond a scope's own entries is not told: it would tell of
-    others.
+    `is_isolated` says that no scope's prompt reuses what another scope sent. If that is not sure,
+    reuse beyond a scope's own entries is not told, because it would tell of other scopes.
     """
 
     entries: UnheldEntries

@@ -81,8 +81,8 @@ def chat_messages(prompt: Prompt, images: Sequence[Image] = ()) -> list[dict[str
                 url = {"url": f"data:{image.media_type};base64,{data}"}
                 parts.append({"type": "image_url", "image_url": url, "uuid": image.id})
             elif piece:
-                turn = f"[image {piece}]" if place % 2 else piece
-                parts.append({"type": "text", "text": turn})
+                part_text = f"[image {piece}]" if place % 2 else piece
+                parts.append({"type": "text", "text": part_text})
         return parts if any("uuid" in part for part in parts) else text
 
     messages: list[dict[str, Any]] = []
@@ -106,8 +106,8 @@ def chat_messages(prompt: Prompt, images: Sequence[Image] = ()) -> list[dict[str
             if isinstance(part, ToolUsePart)
         ]
         if texts or calls:
-            said = content(SEPARATOR.join(texts)) or None
-            turn: dict[str, Any] = {"role": message.role, "content": said}
+            turn_content = content(SEPARATOR.join(texts)) or None
+            turn: dict[str, Any] = {"role": message.role, "content": turn_content}
             messages.append(turn | ({"tool_calls": calls} if calls else {}))
     return messages
 

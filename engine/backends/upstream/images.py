@@ -1,8 +1,8 @@
 """Images at a server that is not ours: whether it sees them, and how many tokens they have there.
 
-Only the server knows how many tokens its processor makes of an image. It is asked once for each
-image, alone in a prompt. It is also asked for images together, where a prompt has more than it was
-ever sent.
+Only the server knows how many tokens its processor makes of an image. It is asked once about each
+image, which stands alone in a prompt. It is also asked about a prompt's images together if the
+prompt has more images than any prompt that was asked about before.
 """
 
 import asyncio
@@ -35,7 +35,8 @@ log = structlog.get_logger()
 MAX_ASKED = 2
 """The most questions about images that a server is asked at a time."""
 TRIED_WORDS = 32
-"""Of 32 hexadecimal digits each, behind the image of a trial: blocks that could be reused."""
+"""The words behind the image of a trial, each of 32 hexadecimal digits. They fill blocks that could
+be reused."""
 _ANY = Image("0" * 64, "image/png", b"", 1, 1)
 
 
@@ -52,7 +53,10 @@ class ImageCounts:
         self._asking = asyncio.Semaphore(MAX_ASKED)
 
     async def expand(self, image_prompt: ImagePrompt) -> Expanded:
-        """Raises ImageRefused for what the server does not take, and UpstreamError."""
+        """The prompt's tokens with those of its images.
+
+        Raises ImageRefused for an image that the server does not take, and UpstreamError.
+        """
         if len(self._lengths) > MAX_KNOWN:
             self._lengths.clear()
         lengths = list[int]()

@@ -9,6 +9,7 @@ import pytest
 from engine.backends.local import LocalBackend
 from engine.backends.synthetic import load_synthetic
 from engine.clock import ManualClock
+from engine.errors import InvalidRequest
 from engine.protocol import Breakpoint
 from engine.settings import Settings
 from gateway.base.token_time import slope
@@ -47,6 +48,9 @@ async def test_the_time_of_a_token_is_that_of_the_setting_on_a_busy_machine() ->
             is_again = number >= len(LENGTHS)
             assert (started.usage.cache_read_tokens > 0) == is_again
         stats = await engine.stats()
+        for seconds in (-1.0, 1e9):
+            with pytest.raises(InvalidRequest, match="at least 0 and less than 1e9"):
+                await engine.advance_clock(seconds)
     finally:
         await engine.stop()
     assert not crashes

@@ -68,10 +68,10 @@ def take_directory(path: Path) -> StoreDirectory:
 
 
 class SlotFiles:
-    """The files of one server's slots, used on one event loop; threads do what waits for a disk.
+    """The files of one server's slots. It is used on one event loop. Threads wait for the disk.
 
-    `manifest` is theirs, of `take_directory`. `model` is the fingerprint of all that a file's
-    content depends on besides its tokens.
+    `manifest` comes from `take_directory`. `model` is the fingerprint of all that a file's content
+    depends on besides its tokens.
     """
 
     def __init__(self, manifest: StoreDirectory, model: bytes) -> None:
@@ -88,23 +88,23 @@ class SlotFiles:
     # Around a save and a restore.
 
     async def keep(self, part: str, num_tokens: int, num_bytes: int) -> SavedFile:
-        """Make a file that the server has saved one that counts: hashed, synced, renamed.
+        """Hash, sync and rename a file that the server has saved. From then on it counts.
 
-        Raises UpstreamError where it is not what the server told, and OSError.
+        Raises UpstreamError if the file has another size than the server told, and OSError.
         """
         return await self._hash(lambda: _keep(self.path, part, num_tokens, num_bytes))
 
     async def is_whole(self, file: SavedFile) -> bool:
-        """Whether its size and SHA-256 are those of the manifest."""
+        """Whether the file's size and SHA-256 are those of the manifest."""
         return await self._hash(lambda: _is_whole(self.path / file.name, file))
 
     async def missing(self, files: Sequence[SavedFile]) -> set[str]:
-        """The names of those that are not there with their size. Their content is not read."""
-        # Not where files are hashed: a request must not wait for the files of others.
+        """The names of the files that are gone or have another size. No content is read."""
+        # The threads that hash are not used, so that no request waits for others' files.
         return await asyncio.to_thread(_missing, self.path, files)
 
     def discard(self, *names: str) -> None:
-        """Delete files, after what the journal was told before."""
+        """Delete files, once everything that the journal was told before is written."""
         for name in names:
             self._threads.run(partial(_unlink, self.path / name))
 
@@ -119,7 +119,7 @@ class SlotFiles:
         self._threads.compact()
 
     async def flush(self) -> None:
-        """Wait until everything that was asked so far is on the disk."""
+        """Wait until everything that was asked for so far is on the disk."""
         await asyncio.wrap_future(self._threads.run())
 
     def look(self) -> None:
@@ -134,7 +134,7 @@ class SlotFiles:
                 self.problem = None
 
     def write_again(self) -> None:
-        """Write what could not be written before."""
+        """Try again to write the records that could not be written."""
         self._threads.append([], {})
 
     def restore(
@@ -183,13 +183,13 @@ class SlotFiles:
         return restored
 
     def close(self) -> None:
-        """Finish what was asked. The manifest stays open."""
+        """Finish the work that was asked for. The manifest stays open."""
         self._hashers.shutdown(wait=False, cancel_futures=True)
         if not self._threads.close(CLOSE_SECONDS):
             log.warning("the manifest of slot files is not written to its end")
 
     def _names(self) -> Iterable[str]:
-        """The files of ours that are there; others' are left alone."""
+        """The names of our files that are there. Other files are left alone."""
         return [name for name in os.listdir(self.path) if _OURS.fullmatch(name)]
 
     async def _hash(self, task: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""What is read of a model file: its digest, its architecture, whether it has sliding windows.
+"""Reads a model file's digest and architecture, and whether the model has sliding windows.
 
 The format is described in ggml's `docs/gguf.md` (version 3). PyPI's `gguf` reads the whole
 vocabulary as well: 4.2 to 4.9 s of processor time for 49,152 tokens, 0.1 s here, at every start and
@@ -38,8 +38,10 @@ class ModelFile(NamedTuple):
 
 
 def read_model(path: Path) -> ModelFile:
-    """Reads the whole file, which takes a second a gigabyte. Raises OSError, and ValueError for
-    what is no GGUF."""
+    """Reads the whole file, which takes about a second for each gigabyte.
+
+    Raises OSError, and ValueError for a file that is no GGUF.
+    """
     with open(path, "rb") as file:
         metadata = _metadata(file)
     architecture = str(metadata.get("general.architecture", ""))
@@ -52,7 +54,7 @@ def read_model(path: Path) -> ModelFile:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """All parts of a model, of which the server names the first."""
+    """All parts of a model. The server names the first one."""
     stem, dash, rest = path.name.rpartition("-00001-of-")
     count = rest.removesuffix(".gguf")
     if not dash or not count.isdecimal():
@@ -61,7 +63,11 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def _metadata(file: BinaryIO) -> dict[str, object]:
-    """The single values of the metadata; of lists nothing is kept."""
+    """The values of the metadata.
+
+    Of a list of numbers only this is kept: whether any of them is not 0. Of other lists nothing is
+    kept.
+    """
     magic, version, _, num_keys = struct.unpack("<4sIQQ", _read(file, 24))
     if magic != b"GGUF" or version < 2 or num_keys > MAX_KEYS:
         raise ValueError("it is no GGUF file")

@@ -11,8 +11,10 @@ _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 
 
 def gpu_of(url: str) -> str:
-    """The GPU device that the process behind a URL's port has open; empty where it has none, or
-    where the process can't be seen."""
+    """The GPU device that the process behind a URL's port has open.
+
+    The result is empty if the process has none open, or if the process can't be seen.
+    """
     port = urlsplit(url).port or 80
     sockets = {f"socket:[{inode}]" for inode in _listening(port)}
     for process in Path("/proc").glob("[0-9]*"):

@@ -1,4 +1,4 @@
-"""llama.cpp's server, by what leases ask of its slots besides an answer."""
+"""The calls that leases need of llama.cpp's server besides answers: to its slots."""
 
 from typing import Any, TypeVar
 
@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 BATCH_SECONDS = 300.0
 """How long the server may compute before it looks at anything else. It computes a batch of up to
-2,048 tokens (`-b`) of others' prompts at once, and what is asked of slots waits for that."""
+2,048 tokens (`-b`) of others' prompts at once, and calls to slots wait for that."""
 DISK_BYTES_A_SECOND = 16 * 2**20
-"""What a slow disk takes or gives."""
+"""What a slow disk writes or reads in a second."""
 
 
 class SlotState(msgspec.Struct):
@@ -35,7 +35,7 @@ class Modalities(msgspec.Struct, frozen=True):
 
 
 class SlotProps(msgspec.Struct):
-    """What `GET /props` tells besides what an engine without leases asks for."""
+    """The fields of `GET /props` that leases need."""
 
     total_slots: int
     model_path: str = ""
@@ -54,10 +54,14 @@ class _RestoredReply(msgspec.Struct):
 
 
 class SlotServer(LlamaCppServer):
-    """Every call names a slot that nothing runs in: one that waits for its slot may hang."""
+    """A llama.cpp server whose slots are saved in files.
+
+    Every call must name a slot in which nothing runs, because a call that waits for its slot may
+    hang.
+    """
 
     def _piece(self, event: Any, order: Order, place: Place) -> Piece | None:
-        # Progress is told too: behind it a request that nobody waits for any more can be ended.
+        # Events of progress give pieces too, so that a request that nobody waits for can be ended.
         return super()._piece(event, order, place) or Piece()
 
     async def prefill(self, order: Order, place: Place = ANYWHERE) -> Piece:
@@ -75,21 +79,28 @@ class SlotServer(LlamaCppServer):
         return self._wire.url
 
     async def fingerprint(self) -> str:
-        """A server that nothing has run in was started anew: the trial ran in the first slot."""
+        """The text also shows that nothing has run in any slot.
+
+        That is only so after a new start, because the trial ran in the first slot.
+        """
         model = await super().fingerprint()
         states = await self.states()
         is_new = all(state.id_task is None for state in states)
         return f"{model} new" if is_new else model
 
     async def save(self, slot: int, name: str, num_bytes: int = 0) -> tuple[int, int]:
-        """Save what a slot has, about so many bytes. The number of its tokens, and of the file's
-        bytes."""
+        """Save a slot's content of about `num_bytes`.
+
+        Return the number of its tokens, and of the file's bytes.
+        """
         reply = await self._act(slot, "save", _SavedReply, {"filename": name}, num_bytes)
         return reply.n_saved, reply.n_written
 
     async def restore(self, slot: int, name: str, num_bytes: int = 0) -> int:
-        """Fill a slot from a file of so many bytes. The number of its tokens. Raises
-        UpstreamRejected, and the slot is empty."""
+        """Fill a slot from a file of `num_bytes`. Return the number of its tokens.
+
+        Raises UpstreamRejected for a file that the server does not take. The slot is then empty.
+        """
         reply = await self._act(slot, "restore", _RestoredReply, {"filename": name}, num_bytes)
         return reply.n_restored
 
