@@ -132,8 +132,8 @@ class _Gate:
 
     def measure_placement(self) -> Iterator[Technique | None]:
         """Measure documents that are placed. It must come last: it overwrites the exact texts."""
-        half = self.prefix * 5 // 8
-        spans = [(self.prefix // 4, half), (half, self.prefix)]
+        border = self.prefix * 5 // 8
+        spans = [(self.prefix // 4, border), (border, self.prefix)]
         tables_of_texts = []
         for text in self.texts:
             middle = len(text.blocks) // 2

@@ -47,24 +47,24 @@ class NgramDrafter:
             self._tokens = room
         self._tokens[self._num : len(tokens)] = tokens[self._num :]
         self._num = len(tokens)
-        known = self._tokens[max(self._num - WINDOW, 0) : self._num]
-        if len(known) <= LEAST_MATCH:
+        history = self._tokens[max(self._num - WINDOW, 0) : self._num]
+        if len(history) <= LEAST_MATCH:
             return []
-        places = np.flatnonzero(known[:-1] == known[-1])[-MOST_PLACES:]
-        matched = 1
-        while matched < MOST_MATCH:
-            longer = places[places >= matched]
-            longer = longer[known[longer - matched] == known[len(known) - 1 - matched]]
+        places = np.flatnonzero(history[:-1] == history[-1])[-MOST_PLACES:]
+        length = 1
+        while length < MOST_MATCH:
+            longer = places[places >= length]
+            longer = longer[history[longer - length] == history[len(history) - 1 - length]]
             if not len(longer):
                 break
             places = longer
-            matched = matched + 1
-        if matched < LEAST_MATCH:
+            length = length + 1
+        if length < LEAST_MATCH:
             return []
         # A proposal that reaches the end of the tokens repeats itself, as a loop does.
         start = int(places[-1]) + 1
-        period = len(known) - start
-        return [int(known[start + index % period]) for index in range(self._length)]
+        period = len(history) - start
+        return [int(history[start + index % period]) for index in range(self._length)]
 
     def verified(self, num_proposed: int, num_accepted: int) -> None:
         """Learn how many tokens of a proposal were right.
@@ -73,5 +73,5 @@ class NgramDrafter:
         proposal that was all right it is twice as long. Each token behind a wrong one costs time
         for nothing.
         """
-        grown = 2 * num_proposed if num_accepted == num_proposed else num_accepted + 1
-        self._length = min(max(grown, 1), self._max_tokens)
+        length = 2 * num_proposed if num_accepted == num_proposed else num_accepted + 1
+        self._length = min(max(length, 1), self._max_tokens)

@@ -113,8 +113,7 @@ class CallStyle:
     # Writes one call. It takes a tool's name and the name of the rule of its input.
     call: Callable[[str, str], str]
     # Writes the rules of a tool's input that is no JSON. It takes the tool and the name of the
-    # rule.
-    # It raises SchemaRefused for a schema that it can't guarantee. None: the input is JSON.
+    # rule. It raises SchemaRefused for a schema that it can't guarantee. None: the input is JSON.
     input_rules: Callable[[Tool, str], list[str]] | None = None
     # The markup before all calls.
     begin: str = ""

@@ -327,8 +327,8 @@ class _Builder:
         self._marks = marks
         self._traits = traits
         self._segment = 0
+        # For each of the client's ids: the id that the template gets, and the tool's name.
         self._calls: dict[str, tuple[str, str]] = {}
-        """For each of the client's ids: the id that the template gets, and the tool's name."""
 
     def build(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """The template's tools and messages."""

@@ -187,8 +187,7 @@ class PieceTokenizer:
         parts["post_processor"] = None
         self._whole = Tokenizer.from_str(json.dumps(parts))
         # The added tokens at which the tokenizer splits a text before anything else. True: the
-        # token
-        # takes the white space before it.
+        # token takes the white space before it.
         self._splitting: dict[TokenId, bool] = {
             token["id"]: token["lstrip"]
             for token in parts["added_tokens"]
