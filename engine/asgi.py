@@ -46,9 +46,11 @@ async def while_connected(receive: Callable[[], Awaitable[Any]], work: Coroutine
 
 
 class UntilGrace:
-    """Around an application, whose requests uvicorn cancels where its grace ends before they do.
-    One that has no answer yet gets `answer`, in the server's own envelope: uvicorn would say a
-    plain 500."""
+    """An application whose requests get an answer of the server's own at the end of the grace.
+
+    uvicorn cancels the requests that still run then. A request without an answer gets `answer`, in
+    the server's own envelope. uvicorn would answer it with a plain 500.
+    """
 
     def __init__(self, app: Application, answer: Callable[[Any, Any], Awaitable[None]]) -> None:
         """`answer` is called with the request's scope and the function that sends."""
@@ -72,18 +74,19 @@ class UntilGrace:
 
 
 async def send_whole(send: Any, status: int, headers: dict[str, str], body: bytes) -> None:
-    """A whole response of the application. Headers are in lower case."""
+    """Send a whole response. `headers` are in lower case."""
     pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": pairs})
     await send({"type": "http.response.body", "body": body})
 
 
 class AccessLog:
-    """It stands around the whole application, because Litestar answers errors outside of its own
-    middleware.
+    """Notes each response. It stands around the whole application, because Litestar answers errors
+    outside of its own middleware.
 
-    `note` is called with the connection's scope and a response's fields, when it is over. They have
-    the route's template, never a path, a query or a body: Google's clients put their key there.
+    `note` is called with the connection's scope and the response's fields when the response is
+    over. The fields have the route's template. They never have a path, a query or a body, because
+    Google's clients put their key there.
     """
 
     def __init__(self, app: Application, note: Callable[[Any, dict[str, Any]], None]) -> None:
@@ -134,18 +137,20 @@ def num_descriptors(if_unlimited: int) -> int:
 
 
 _TICKS_A_SECOND = 10
-"""Of uvicorn's main loop."""
+"""The ticks of uvicorn's main loop."""
 TRIM_SECONDS = 20
 
 
 ACCEPTS_A_ROUND = 16
-"""Of the event loop. libuv accepts one connection a round from a socket. The kernel's queue knows
-no workspaces, so who waits in it waits for everybody before. It is emptied faster than requests
-begin (`gateway/http/beginnings.py`), and whoever is accepted waits in turn."""
+"""The connections that are accepted in a round of the event loop. libuv accepts one connection a
+round from a socket. The kernel's queue knows no workspaces, so a connection in it waits for all
+earlier ones. The queue is emptied faster than requests begin (`gateway/http/beginnings.py`), and
+accepted connections wait in turn."""
 BACKLOG = 4096
-"""Connections that may wait to be accepted; the system's own bound (`net.core.somaxconn`) may be
-lower. Where the queue is full the kernel drops a client's first packet, and the client sends it
-again after one second (RFC 6298, 2.1). They take none of the process's descriptors."""
+"""The most connections that wait to be accepted. The system's own bound (`net.core.somaxconn`) may
+be lower. If the queue is full, the kernel drops a client's first packet, and the client sends it
+again after one second (RFC 6298, 2.1). Waiting connections take none of the process's
+descriptors."""
 
 
 class SteadyServer(uvicorn.Server):

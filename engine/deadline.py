@@ -1,8 +1,8 @@
 """The deadline of a start, kept by a process of its own.
 
-What loads runs patterns and templates of an operator's files: a chat template, a tokenizer's
-`pre_tokenizer`. Such a pattern may take longer than anybody waits (CWE-1333) and holds the
-interpreter's lock meanwhile, so nothing of the same process can end it.
+The load runs patterns and templates of an operator's files: a chat template, a tokenizer's
+`pre_tokenizer`. Such a pattern may take longer than anybody waits (CWE-1333). It holds the
+interpreter's lock meanwhile, so no code in the same process can end it.
 """
 
 import json
@@ -16,8 +16,10 @@ from typing import Self
 
 
 class StartDeadline:
-    """Ends this process with SIGKILL where a stage of its start takes longer than `seconds`, and
-    says so in one line of the log. Within the block `note` tells each stage, and each step of it.
+    """Ends this process with SIGKILL if a stage of its start takes longer than `seconds`.
+
+    One line of the log says so. Within the context `note` must be called for each stage, and for
+    each step of it.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -28,13 +30,13 @@ class StartDeadline:
         )
 
     def note(self, stage: str) -> None:
-        """The start has come so far. Called from any thread."""
+        """Note that the start has come to this stage. It may be called from any thread."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(stage.encode() + b"\n")
             self._process.stdin.flush()
         except OSError:
-            # It was ended by others: the start goes on without a deadline.
+            # Others have ended the process. The start goes on without a deadline.
             return
 
     def __enter__(self) -> Self:
@@ -53,7 +55,10 @@ class StartDeadline:
 
 
 def _main(seconds: float) -> None:
-    """The process: end the parent where it says nothing for so long. Its end is ours."""
+    """Run the process: end the parent if it says nothing for `seconds`.
+
+    The process ends when its parent ends.
+    """
     parent = os.getppid()
     stage = "starting"
     while select.select([0], [], [], seconds)[0]:

@@ -124,8 +124,10 @@ class Overloaded(EngineError):
 
 
 class PreparationFull(Overloaded):
-    """No worker was free to prepare this request in its time. Others may find one: it was long, or
-    its scope had its share."""
+    """No worker was free to prepare this request in its time.
+
+    Other requests may find a worker: this one was long, or its scope had its share.
+    """
 
     only_this: ClassVar[bool] = True
 

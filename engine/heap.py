@@ -1,4 +1,4 @@
-"""Memory of this process: free pages go back, and what stays is made without the collector."""
+"""This process's memory: gives free pages back, and makes lasting objects without the collector."""
 
 import ctypes
 import gc
@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_off() -> Iterator[None]:
-    """Around what makes many objects that stay.
+    """A context without the collector, for code that makes many lasting objects.
 
-    The collector would look through all of them again and again, at each fourth part more.
+    The collector would look through all of them each time that they have grown by a quarter.
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Log lines that end nothing where they can't be written."""
+"""Writes log lines. If a line can't be written, nothing ends for it."""
 
 import json
 import os
@@ -9,8 +9,8 @@ from typing import Any
 class LineLogger:
     """A logger for structlog that writes lines to a file descriptor, each at once.
 
-    A full disk, or a pipe whose reader has gone, ends nothing that is logged. The lines that failed
-    are counted, and the next line that works stands behind their number.
+    On a full disk, or in a pipe whose reader has gone, a line is lost and no error is raised. Lost
+    lines are counted. The next line that is written stands behind their number.
     """
 
     def __init__(self, descriptor: int) -> None:

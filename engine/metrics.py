@@ -58,11 +58,13 @@ _GAUGES: tuple[_Metric[Stats], ...] = (
     _Metric(
         "foreign_running_sequences",
         lambda s: s.foreign_running,
-        "Those by another way than the gateway's",
+        "Sequences being computed that came by another way than the gateway's",
     ),
     _Metric("waiting_sequences", lambda s: s.waiting, "Sequences waiting for blocks"),
     _Metric("host_blocks", lambda s: s.host_blocks, "KV blocks in the host tier"),
-    _Metric("host_blocks_used", lambda s: s.host_blocks_used, "Those with content"),
+    _Metric(
+        "host_blocks_used", lambda s: s.host_blocks_used, "KV blocks of the host tier with content"
+    ),
     _Metric("entries", lambda s: s.num_entries, "Cache entries whose content is in memory"),
     _Metric("leases", lambda s: s.num_leases, "Entries under a lease"),
     _Metric("automatic_entries", lambda s: s.num_automatic, "Entries that nobody asked to lease"),
@@ -77,10 +79,12 @@ _LEASE_GAUGES: tuple[_Metric[LeaseStats], ...] = (
 _STORE_GAUGES: tuple[_Metric[StoreStats], ...] = (
     _Metric("store_up", lambda s: s.is_up, "1 where the store can be written"),
     _Metric("store_blocks", lambda s: s.blocks, "KV blocks that the store has room for"),
-    _Metric("store_blocks_used", lambda s: s.used_blocks, "Those with a file"),
-    _Metric("store_blocks_held", lambda s: s.held_blocks, "Those of entries' copies"),
-    _Metric("store_max_bytes", lambda s: s.max_bytes, "Bytes that it may take on disk"),
-    _Metric("store_used_bytes", lambda s: s.used_bytes, "Bytes that it takes on disk"),
+    _Metric("store_blocks_used", lambda s: s.used_blocks, "KV blocks of the store with a file"),
+    _Metric(
+        "store_blocks_held", lambda s: s.held_blocks, "KV blocks of entries' copies in the store"
+    ),
+    _Metric("store_max_bytes", lambda s: s.max_bytes, "Bytes that the store may take on disk"),
+    _Metric("store_used_bytes", lambda s: s.used_bytes, "Bytes that the store takes on disk"),
     _Metric("store_leases", lambda s: s.leases, "Leases that outlive a restart"),
     _Metric("store_entries", lambda s: s.entries, "Entries that outlive a restart"),
     _Metric("store_pending_entries", lambda s: s.pending_entries, "Entries not yet written"),
@@ -94,7 +98,11 @@ _COUNTERS: tuple[_Metric[Counters], ...] = (
         "Steps that drew tokens, counted for each choice",
     ),
     _Metric("draft_tokens", lambda c: c.draft_tokens, "Tokens that speculation proposed"),
-    _Metric("accepted_draft_tokens", lambda c: c.accepted_draft_tokens, "Those that were drawn"),
+    _Metric(
+        "accepted_draft_tokens",
+        lambda c: c.accepted_draft_tokens,
+        "Proposed tokens that were drawn",
+    ),
     _Metric("copied_blocks", lambda c: c.copied_blocks, "Blocks copied on write"),
     _Metric("evicted_blocks", lambda c: c.evicted_blocks, "Blocks with content reused"),
     _Metric("evicted_entries", lambda c: c.evicted_entries, "Entries that lost content for room"),
@@ -134,7 +142,11 @@ _STORE_COUNTERS: tuple[_Metric[StoreStats], ...] = (
         lambda s: s.restored_leases,
         "Leases of an earlier epoch that are readable again",
     ),
-    _Metric("store_lost_leases", lambda s: s.lost_leases, "Those that are not"),
+    _Metric(
+        "store_lost_leases",
+        lambda s: s.lost_leases,
+        "Leases of an earlier epoch that are not readable",
+    ),
 )
 
 
@@ -210,7 +222,7 @@ def _of_distributions(distributions: Distributions) -> Iterator[Metric]:
     yield _histogram(
         PREFIX + "request_output_tokens",
         distributions.output_tokens,
-        "Output tokens of such a request at its end",
+        "Output tokens of a request whose response began, at its end",
     )
     yield _histogram(
         PREFIX + "inter_token_seconds",
@@ -231,11 +243,12 @@ def _of_store(store: StoreStats) -> Iterator[Metric]:
 
 
 def _as_vllm(stats: Stats) -> Iterable[Metric]:
-    """What vLLM tells of itself by these names too (`vllm/v1/metrics/loggers.py`), so that its
-    Grafana board and what reads its metrics show this engine.
+    """The counts that vLLM has too, by its names (`vllm/v1/metrics/loggers.py`).
 
-    As there, a prompt's tokens are all queries of the prefix cache, and those that were reused are
-    its hits, read or not. A leased block counts as used: no request can take it.
+    So vLLM's Grafana board, and programs that read its metrics, show this engine. As in vLLM, all
+    of a prompt's tokens are queries of the prefix cache. The reused tokens are its hits, whether
+    they were read from an entry or not. A leased block counts as used, because no request can take
+    it.
     """
     counters = stats.counters
     blocks = stats.blocks
@@ -271,7 +284,7 @@ def _as_vllm(stats: Stats) -> Iterable[Metric]:
 
 
 def _label(families: Iterable[Metric], label: str, value: str) -> list[Metric]:
-    """The same with one label more."""
+    """The metrics with one more label."""
     labelled = list(families)
     for family in labelled:
         for index, sample in enumerate(family.samples):
@@ -283,8 +296,10 @@ def _label(families: Iterable[Metric], label: str, value: str) -> list[Metric]:
 def render(
     stats: Stats | None, loop_ends: Mapping[str, int], model: str = "", *, as_vllm: bool = False
 ) -> bytes:
-    """The exposition text of one moment. `stats` is None while the engine has none. `as_vllm`: some
-    of it once more, by the names of vLLM."""
+    """The exposition text of one moment. `stats` is None while the engine has none.
+
+    With `as_vllm` some of the counts are there once more, by vLLM's names.
+    """
     registry = CollectorRegistry(auto_describe=False)
     if stats is not None:
         registry.register(_Families(_label(_of_stats(stats), "model", model)))

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 MATCH_SECONDS = 2
 """Seconds of processor time, for all names and patterns of one field."""
 _WALL_SECONDS = 30.0
-"""Where others take the processor."""
+"""The most wall time. It is longer, because others may use the processor."""
 _MEMORY_BYTES = 2**29
 
 
@@ -24,9 +24,9 @@ class PatternRefused(ValueError):
 
 
 def matching(patterns: Sequence[str], names: Sequence[str]) -> Mapping[str, str]:
-    """Of each module's name that fits a pattern as PEFT finds it, the first such pattern.
+    """The first pattern that fits a module's name as PEFT finds it, for each name that one fits.
 
-    Raise PatternRefused. Without names the patterns are only compiled. Waits for a process.
+    Without names the patterns are only compiled. It waits for a process. Raises PatternRefused.
     """
     if not patterns:
         return {}
@@ -50,7 +50,7 @@ def matching(patterns: Sequence[str], names: Sequence[str]) -> Mapping[str, str]
 
 
 def _main() -> None:
-    """The process: read patterns and names, write which fits first."""
+    """Run the process: read patterns and names, and write which pattern fits each name first."""
     resource.setrlimit(resource.RLIMIT_CPU, (MATCH_SECONDS, MATCH_SECONDS))
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     patterns, names = json.load(sys.stdin)

@@ -17,13 +17,13 @@ WEIGHTS = "adapter_model.safetensors"
 MAX_RANK = 512
 MAX_ALPHA = 1e6
 MAX_BYTES = 2 * 2**30
-"""Of one adapter's weights."""
+"""The most bytes of one adapter's weights."""
 MAX_CONFIG_BYTES = 2**20
 MAX_INVOCATION = 256
-"""Tokens of an invocation."""
+"""The most tokens of an invocation."""
 
-# Fields of adapter_config.json that change nothing of what a loaded adapter computes, and those
-# that decide it. Any other one may, and is refused where it is set.
+# The fields of adapter_config.json that change nothing of what a loaded adapter computes, and the
+# fields that decide it. Any other field may change it, and is refused if it is set.
 _NO_MATTER = frozenset(
     """task_type auto_mapping peft_version base_model_name_or_path revision inference_mode
     target_modules exclude_modules lora_dropout layers_to_transform layers_pattern megatron_core
@@ -91,9 +91,9 @@ def read_files(directory: Path) -> AdapterFiles:
 
 
 def _read(path: Path, max_bytes: int) -> bytes:
-    """A file's content. Raise StartRefused for what is larger, or is no file.
+    """A file's content. Raise StartRefused for a larger file, and for a pipe or a device.
 
-    A pipe or a device has no end, or one that somebody else decides on.
+    A pipe or a device may have no end, or somebody else decides on its end.
     """
     try:
         with open(path, "rb", opener=_opened) as file:
@@ -110,7 +110,7 @@ def _read(path: Path, max_bytes: int) -> bytes:
 
 
 def _opened(path: str, flags: int) -> int:
-    """Opens a pipe without waiting for who writes to it."""
+    """Opens a file. A pipe is opened without waiting for its writer."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 

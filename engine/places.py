@@ -1,8 +1,8 @@
 """Which connections may stay at either server, and when the requests of strangers begin.
 
 Connections have *holders*: at the gateway an API key, at the engine the address of a gateway that
-showed the secret. Who shows nothing that is known here pays first: with places, and with the loop's
-time.
+showed the secret. A *stranger* shows nothing that is known here. If places or the loop's time are
+scarce, strangers get less before holders do.
 """
 
 import asyncio
@@ -18,7 +18,8 @@ _PLACES_SHARE = 3 / 4
 """The part of the process's descriptors for connections that have a place. Files and the process's
 own connections need others."""
 _SOCKETS_SHARE = 13 / 16
-"""The same, and those for refused connections that are told so."""
+"""The part of the process's descriptors for those, and for connections that are told that they are
+refused."""
 
 
 class Split(NamedTuple):
@@ -26,7 +27,7 @@ class Split(NamedTuple):
 
     # For connections that have a place.
     places: int
-    # For those, and for refused ones that are told so.
+    # For those, and for connections that are told that they are refused.
     sockets: int
 
 
@@ -46,7 +47,7 @@ class Guest(Protocol):
 class _Holders:
     """The connections of each holder, in the order in which they were proved.
 
-    The holders stand by how many they have. Each call takes the same time however many there are.
+    Holders are ordered by the number of their connections. Each call takes constant time.
     """
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class _Holders:
 
     @property
     def most(self) -> int:
-        """How many the holder has that has the most."""
+        """The largest number of connections that any holder has."""
         return self._most
 
     def newest_of_most(self) -> Guest:
@@ -104,18 +105,21 @@ class Connections:
     A connection is *proved* while the last request on it showed who holds it. What a holder has
     beyond its part counts like connections that are not proved.
 
-    Some places (NEWCOMERS_SHARE) are never a proved connection's. So where no place is free, the
-    oldest that is not proved makes way, whatever it does, and who shows nothing keeps nobody out.
-    (The newest of them may be about to show something.)
+    A proved connection never has one of the places of NEWCOMERS_SHARE. So if no place is free, the
+    oldest connection that is not proved makes way, whatever it does. Strangers keep nobody out. (A
+    newer connection may be about to show something.)
 
-    Where all other places are taken, a newly proved connection gets the place of another: of the
-    newest one of the holder that has the most, if that is more than an equal part for each holder.
-    Else it stays as one that is not proved.
+    If all other places are taken, a newly proved connection gets the place of another one. That is
+    the newest connection of the holder that has the most, if it has more than an equal part for
+    each holder. Otherwise the new connection stays as one that is not proved.
     """
 
     def __init__(self, most: int, most_of_address: int, part_of_holder: float) -> None:
-        """`most` connections may stay in total, of which each holder may have a part, 0 to 1. Of
-        those that are not proved each address may have `most_of_address`."""
+        """`most` connections may stay in total.
+
+        Each holder may have `part_of_holder` of them, 0 to 1. Of the connections that are not
+        proved each address may have `most_of_address`.
+        """
         self._most = most
         self._most_of_address = most_of_address
         self._most_proved = max(most - max(int(most * NEWCOMERS_SHARE), 1), 1)
@@ -133,7 +137,7 @@ class Connections:
         return len(self._groups)
 
     def enter(self, guest: Guest, address: str) -> bool:
-        """Whether the newcomer may stay; another connection may have been evicted for it."""
+        """Whether the newcomer may stay. Another connection may be evicted for it."""
         group = group_of(address)
         of_address = self._by_address.get(group, OrderedDict())
         if len(of_address) >= self._most_of_address:
@@ -147,7 +151,7 @@ class Connections:
         return True
 
     def prove(self, guest: Guest, holder: str) -> None:
-        """A request on it showed who holds it; another connection may have been evicted for it."""
+        """A request on it showed who holds it. Another connection may be evicted for it."""
         if guest not in self._groups or self._holder_of.get(guest) == holder:
             return
         self._take_from_holder(guest)
@@ -189,8 +193,10 @@ class Connections:
             self._holders.remove(holder, guest)
 
     def _has_room_for(self, holder: str) -> bool:
-        """Whether one more of this holder's may be proved. Another holder's newest may be evicted
-        for it."""
+        """Whether one more connection of this holder may be proved.
+
+        The newest connection of another holder may be evicted for it.
+        """
         count = self._holders.count(holder)
         if count >= self._most_of_holder:
             return False
@@ -219,10 +225,10 @@ def group_of(address: str) -> str:
 
 
 class RefusedConnections:
-    """Connections that have lost their place, or never had one, while they are told so.
+    """Connections that lost their place, or never had one, while they are told so.
 
-    Where they take too many descriptors the first of them is cut off: it has had the most time to
-    read its answer.
+    If they take too many descriptors, the first of them is cut off, because it has had the most
+    time to read its answer.
     """
 
     def __init__(self, most_sockets: int) -> None:
@@ -236,7 +242,7 @@ class RefusedConnections:
         self._transports.pop(transport, None)
 
     def make_room(self, num_sockets: int) -> None:
-        """There are so many sockets, of all connections."""
+        """Cut a refused connection off if all connections have too many sockets."""
         if num_sockets > self._most_sockets and self._transports:
             oldest, _ = self._transports.popitem(last=False)
             oldest.abort()
@@ -265,23 +271,25 @@ class Places:
 
 
 class RoundRobin:
-    """Who waits, by group and by holder: the groups are served in turn, the holders of a group in
-    turn among themselves, and each holder's in their order. A group with many holders has as much
-    as one with a single holder."""
+    """The waiting requests, by group and by holder.
+
+    Groups take turns, and so do the holders within a group. A holder's requests go in their order.
+    A group with many holders gets as much as a group with a single holder.
+    """
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, OrderedDict[str, deque[asyncio.Future[None]]]]
         self._waiting = OrderedDict()
 
     def join(self, group: str, holder: str = "") -> asyncio.Future[None]:
-        """Has a result when its turn has come. One that was cancelled is passed over."""
+        """A future that has a result when its turn has come. A cancelled one is passed over."""
         turn = asyncio.get_running_loop().create_future()
         holders = self._waiting.setdefault(group, OrderedDict())
         holders.setdefault(holder, deque()).append(turn)
         return turn
 
     def next(self) -> asyncio.Future[None] | None:
-        """Take the one whose turn it is; None where nobody waits."""
+        """Take the future whose turn it is; None if nobody waits."""
         while self._waiting:
             group, holders = self._waiting.popitem(last=False)
             holder, turns = holders.popitem(last=False)
@@ -296,7 +304,7 @@ class RoundRobin:
 
 
 class Known:
-    """Counts the requests that are answered in it."""
+    """Counts the requests that are answered inside this context."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -311,9 +319,9 @@ class Known:
 class Strangers:
     """When requests of strangers begin: one at a time, in turn between addresses.
 
-    While requests with a known key or secret are answered, each is followed by a pause, so that all
-    together take STRANGERS_SHARE of the loop's time. What a request takes is its first step, up to
-    where it waits: answers to strangers wait for nothing.
+    While requests with a known key or secret are answered, a pause follows each stranger's request,
+    so that strangers together take STRANGERS_SHARE of the loop's time. Only a request's first step
+    is measured, up to its first wait, because answers to strangers wait for nothing.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,10 @@
-"""How both servers read from a connection, so that what one client sends keeps nobody waiting.
+"""How both servers read from a connection, so that no client's bytes keep others waiting.
 
-uvicorn parses all that a read brought at once, reads a body that nobody asked for, and goes on
-reading behind an answer that did not need it. Here a read is parsed in pieces with the other
-connections' work in between, a body is parsed when the application asks for it, framing has a bound
-beside its content, and a connection that ends is read for a short while without being parsed.
+uvicorn parses at once all that a read brought. It reads a body that nobody asked for, and goes on
+reading behind an answer that did not need the body. Here a read is parsed in pieces, with the other
+connections' work in between. A body is parsed when the application asks for it. The framing of a
+body has a bound by its content. A connection that ends is read for a short while without being
+parsed.
 """
 
 import asyncio
@@ -16,41 +17,45 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 128
-"""Of a head, and of its trailers."""
+"""The most headers of a head, and the most of its trailers."""
 MAX_PIPELINED = 8
 """The most requests on a connection that wait for the answer to an earlier one. One packet of 256
 KiB may bring thousands, and each answer lets the next packet in."""
 PIECE_BYTES = 4096
 PARTS_A_ROUND = 256
-"""Calls of the parser (headers, pieces of bodies) until the loop serves others: below 1 ms."""
+"""The parts (headers, pieces of bodies) that are parsed before the loop serves others. They take
+less than 1 ms."""
 SMALL_READ_BYTES = 1024
 FREE_SMALL_READS = 8
 SMALL_READ_SECONDS = 0.002
-"""The pause behind each further small read of one request. What trickles in is parsed together:
-packets of a byte cost their sender as much as the server then."""
+"""The pause behind each further small read of one request. Small packets that come in the pause are
+parsed together. So packets of a byte cost their sender as much as the server."""
 FREE_FRAMING_BYTES = 16 * 1024
-"""Of a chunked body: what Go's net/http allows too (CVE-2023-39326)."""
+"""The bytes of framing that any chunked body may have. Go's net/http allows as many
+(CVE-2023-39326)."""
 FRAMING_SHARE = 0.5
 """Further bytes of framing for each byte of content. A chunk of 16 bytes has 6 of them."""
 FRAMING_TOLD = "transfer-encoding: the body has too little content for so many or so long chunks"
 LINGER_SECONDS = 2.0
 LINGER_BYTES = 4 * 1024 * 1024
-"""Read and dropped at most behind a last answer. RFC 9112, 9.6: who closes while a client still
-sends resets the connection, and the client may lose the answer."""
+"""The most bytes that are read and dropped behind a last answer. A server that closes while a
+client still sends resets the connection, and the client may lose the answer (RFC 9112, 9.6)."""
 
 
 @dataclass(slots=True)
 class Framing:
-    """Counts the bytes of a chunked body that are no content: sizes, extensions, line breaks. Bytes
-    count when content comes behind them. Until then they may be trailers, whose bound is
-    another."""
+    """Counts the bytes of a chunked body that are no content: sizes, extensions, line breaks.
+
+    Such bytes count once content comes behind them. Until then they may be trailers, which have
+    another bound.
+    """
 
     num_content: int = 0
     num_framing: int = 0
     _num_waiting: int = 0
 
     def count(self, num_bytes: int, num_content: int) -> None:
-        """Of so many bytes so many were content."""
+        """Note `num_bytes` of the body, of which `num_content` were content."""
         self._num_waiting += num_bytes - num_content
         if num_content:
             self.num_content += num_content
@@ -63,8 +68,11 @@ class Framing:
 
 
 class LingeringTransport(asyncio.Transport):
-    """A transport that closes in two steps where the client may still be sending (`has_more`): it
-    ends its own side, and drops what comes until the client ends too, for LINGER_SECONDS."""
+    """A transport that closes in two steps if the client may still be sending (`has_more`).
+
+    It ends its own side. Then it drops all that comes until the client ends too, for at most
+    LINGER_SECONDS.
+    """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
@@ -76,7 +84,7 @@ class LingeringTransport(asyncio.Transport):
         self._timer: asyncio.TimerHandle | None = None
 
     def drop(self, num_bytes: int) -> None:
-        """So many bytes came that nobody will read."""
+        """Note bytes that came and that nobody will read."""
         self._num_dropped += num_bytes
         if self._num_dropped > LINGER_BYTES:
             self.abort()
@@ -121,7 +129,7 @@ class LingeringTransport(asyncio.Transport):
 
 
 class _SteadyFlow(FlowControl):
-    """uvicorn's, where bytes that were read may still be unparsed: those come first."""
+    """uvicorn's flow control, for bytes that were read and are not parsed yet. They come first."""
 
     def __init__(self, transport: asyncio.Transport, go_on: Callable[[], None]) -> None:
         super().__init__(transport)
@@ -170,7 +178,7 @@ class SteadyProtocol(HttpToolsProtocol):
         self.scope = None  # type: ignore[assignment]
 
     def feed(self, piece: bytes) -> None:
-        """Parse it."""
+        """Parse a piece."""
         raise NotImplementedError
 
     def refuse_framing(self) -> None:

@@ -7,7 +7,8 @@ from pydantic import Field, Json, SecretStr, ValidationError, field_validator, m
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
-# Where Docker, Compose and Podman put secrets as files; `engine_secret` is ENGINE_SECRET.
+# The folder in which Docker, Compose and Podman put secrets as files. The file `engine_secret` has
+# ENGINE_SECRET.
 _SECRETS = Path("/run/secrets")
 DEMO_MODEL = str(Path(__file__).with_name("holdfast-demo"))
 

@@ -26,7 +26,7 @@ def blocks_for(amount: int, block_size: int) -> int:
 
 
 def aligned(amount: int, alignment: int) -> int:
-    """The least multiple of the alignment that is no less than the amount."""
+    """The least multiple of the alignment that is at least the amount."""
     return blocks_for(amount, alignment) * alignment
 
 
@@ -68,16 +68,16 @@ class KvSize:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    # Of one head's keys of one token.
+    # The bytes of one head's keys of one token.
     head_bytes: int
-    # A windowed layer sees so many last tokens.
+    # The number of last tokens that a windowed layer sees.
     window: int | None = None
     # How many of the layers are windowed.
     num_windowed: int = 0
     # 2, for keys and values. 1 for multi-head latent attention, whose one head is a latent with its
     # rotated part.
     num_planes: int = 2
-    # Of one recurrent state.
+    # The bytes of one recurrent state.
     state_bytes: int = 0
 
     @property

@@ -7,7 +7,7 @@ time. A loop is *failing* from its third end in a row on, until it has run for S
 process is not ready while a loop is failing. Where an engine can't go on after an error, its
 process ends instead: see `ServedEngine.crash`.
 
-Nothing that an engine logs here may hold what a request said: `trace_of` has its rule.
+Nothing that an engine logs here may quote a request. `trace_of` has the rule for that.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ STOP_SECONDS = 6.0
 MAX_CAUSES = 10
 """How many of an error's causes are looked at."""
 CALLBACKS = "callbacks"
-"""The name under which errors are counted that no caller of the event loop's work took."""
+"""The name under which the event loop's unhandled errors are counted."""
 
 
 class Expected(Exception):
@@ -55,11 +55,11 @@ class LoopHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class _Watched:
-    """How one loop fares."""
+    """The state of one loop."""
 
     name: str
     kind: str
-    # When it began to run, or went down.
+    # When it began to run, or ended.
     since: float = 0.0
     is_running: bool = False
     # How many times in a row it ended.
@@ -145,7 +145,7 @@ class Supervisor:
             time.sleep(self._ended(watched, error))
 
     def note_unhandled(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """The event loop's exception handler. asyncio's own would log what objects hold."""
+        """The event loop's exception handler. asyncio's own would log the contents of objects."""
         self._count(CALLBACKS, 1)
         error = context.get("exception")
         log.error("unhandled", what=context["message"], trace=trace_of(error) if error else None)

@@ -22,9 +22,9 @@ class Refused(RuntimeError):
 
 
 def read_settings() -> Settings:
-    """Of `ENGINE_*`, of which those that choose or size a backend have no meaning here.
+    """The settings of `ENGINE_*`. Those that choose or size a backend have no meaning here.
 
-    Raises Refused, naming each that is wrong.
+    Raises Refused, whose message names each wrong setting.
     """
     try:
         return Settings(backend="vllm")  # type: ignore[call-arg]
@@ -33,9 +33,10 @@ def read_settings() -> Settings:
 
 
 def check(config: Any, settings: Settings, *, log_stats: bool) -> None:
-    """Raise Refused, naming everything that is wrong in a VllmConfig, and the flag to change.
+    """Raise Refused for a VllmConfig in which leases can't be held.
 
-    A vLLM whose names have changed is not ended: we are off in it, as `parts_of` finds.
+    The message names everything that is wrong, and the flag to change. A vLLM whose names have
+    changed is not refused. Our engine is off in it, as `parts_of` finds.
     """
     if not is_known("server"):
         return
@@ -63,13 +64,14 @@ def our_connector(transfer: Mapping[str, Any] | None) -> Mapping[str, Any] | Non
 
 
 def our_shares(transfer: Mapping[str, Any] | None) -> dict[str, float]:
-    """What leases may hold, by our connector's settings. Raises ValueError for a wrong one."""
+    """The shares that leases may hold, by our connector's settings. Raises ValueError for a wrong
+    setting."""
     ours = our_connector(transfer) or {}
     return lease_shares(ours.get("kv_connector_extra_config") or {})
 
 
 def _children(transfer: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
-    """Those of a MultiConnector; None for any other connector."""
+    """The connectors in a MultiConnector; None for any other connector."""
     if transfer.get("kv_connector") != "MultiConnector":
         return None
     extra = transfer.get("kv_connector_extra_config") or {}

@@ -36,7 +36,7 @@ log = structlog.get_logger()
 
 
 class MountedEngine:
-    """What is wrong is raised by `attach_router` or `init_state`, which ends vLLM's start."""
+    """Our engine in a vLLM. Errors of `attach_router` and `init_state` end vLLM's start."""
 
     def __init__(self) -> None:
         self._host = ServedEngine(self._note_failure, owns_process=False)
@@ -73,7 +73,7 @@ class MountedEngine:
         self._event_loop = asyncio.get_running_loop()
         self._llm = engine_client
         self._args = args
-        # In a vLLM that is not known the load fails, and says so; vLLM itself goes on.
+        # In a vLLM that is not known the load fails and says so. vLLM itself goes on.
         shares = our_shares(transfer_of(config.kv_transfer_config)) if is_known("server") else {}
         settings = self._settings.model_copy(update=shares)
         clock: Clock = ManualClock() if settings.clock == "manual" else MonotonicClock()
@@ -112,7 +112,8 @@ class MountedEngine:
         self._host.end_events()
 
     def _note_failure(self) -> None:
-        """Our part failed, maybe in another thread: gateways see it, vLLM's own users don't."""
+        """Note that our part failed, maybe in another thread. Gateways see it, and vLLM's own users
+        don't."""
 
         def note_end(abandoned: "Future[None]") -> None:
             error = None if abandoned.cancelled() else abandoned.exception()
@@ -130,9 +131,9 @@ class MountedEngine:
 def path_below(scope: Any) -> str:
     """A call's path below our own.
 
-    Starlette leaves `path` whole and tells of what is before it in `root_path`. With `--root-path`
-    that begins with the server's own prefix (`app_root_path`), which proxies may leave in the path
-    or take out: vLLM's routes answer at both, and so do ours.
+    Starlette leaves `path` whole and has the part before ours in `root_path`. With `--root-path`
+    that part begins with the server's own prefix (`app_root_path`). Proxies may leave the prefix in
+    the path or take it out. vLLM's routes answer at both paths, and so do ours.
     """
     path: str = scope["path"]
     whole = scope.get("root_path", "")
@@ -149,9 +150,9 @@ WEIGHTS = ["*.safetensors.index.json", "*.bin.index.json"]
 
 
 def renderer_of(llm: Any, args: Namespace, settings: Settings) -> WorkerSpec:
-    """Of `--tokenizer`, `--tokenizer-revision`, `--revision` and `--chat-template`.
+    """The renderer, by `--tokenizer`, `--tokenizer-revision`, `--revision` and `--chat-template`.
 
-    Raises what the hub's client raises where a hub id's files are neither cached nor reachable.
+    If a hub id's files are neither cached nor reachable, the errors of the hub's client are raised.
     """
     model = llm.vllm_config.model_config
     directory = model.tokenizer or model.model
@@ -180,9 +181,9 @@ def renderer_of(llm: Any, args: Namespace, settings: Settings) -> WorkerSpec:
 
 
 def send_logs_to_vllm() -> None:
-    """Let structlog write to vLLM's logger, one line each, without any values of variables.
+    """Let structlog write lines to vLLM's logger, without any values of variables.
 
-    Nothing changes where the process has configured structlog itself: that is its owner's choice.
+    If the process has configured structlog itself, nothing changes.
     """
     if structlog.is_configured():
         return
