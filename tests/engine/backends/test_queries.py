@@ -164,14 +164,14 @@ def placing(**options: float) -> dict[str, Any]:
         (3, keeping(0.5), 64, "breakpoints: keep: a marked prefix has 7 to"),
         (200, keeping(0.25), 128, "keep: 0.25 of 200 tokens must leave at least 64"),
         (100, keeping(0.99), 128, "keep: 0.99 of 100 tokens must leave at least 64, and fewer"),
-        (200, keeping(0.5), 78, "breakpoints: keep: the prefix and the prompt take 79 blocks, of"),
+        (200, keeping(0.5), 78, "breakpoints: keep: the prefix and the prompt take 79 blocks, and"),
         (60, placing(), 64, r"documents\[0\]: a block has at least 64 tokens, this one has"),
         (100, placing(recompute=200), 64, "at least 216 tokens"),
         # Fewer copied tokens could not tell one document from another.
         (70, placing(recompute=63), 64, "at least 79 tokens"),
         (100, placing(recompute=3), 64, "this engine does not place blocks"),
         (100, placing(recompute=0.1), 64, "this engine does not place blocks"),
-        (200, placing(), 100, "take 10[0-9] blocks, of 100"),
+        (200, placing(), 100, "take 10[0-9] blocks, and the engine has 100"),
     ],
 )
 def test_what_cannot_be_compressed_or_placed_is_refused(
