@@ -52,8 +52,8 @@ class Background:
         running = set(self._tasks)
         if running:
             await asyncio.wait(running, timeout=deadline_seconds)
-        left = set(self._tasks)
-        if left:
-            for task in left:
+        late = set(self._tasks)
+        if late:
+            for task in late:
                 task.cancel()
-            await asyncio.wait(left, timeout=1.0)
+            await asyncio.wait(late, timeout=1.0)

@@ -38,7 +38,7 @@ class RequestBounds(BaseModel):
     max_schema_values: Count = 10_000
     # Properties of all levels together.
     max_schema_properties: Count = 1000
-    # A bound of the Messages API. OpenAI documents four.
+    # Stop sequences of one request of any dialect. OpenAI documents a bound of four.
     max_stop_sequences: Count = 64
     max_stop_characters: Count = 1024
     max_choices: Annotated[int, Field(ge=1, le=16)] = 16
@@ -97,9 +97,9 @@ class Tuning(RequestBounds):
     batch_seconds: Seconds = 86_400.0
     # Cached contents of one workspace.
     cached_contents: Count = 1000
-    # Their texts.
+    # Bytes of the cached contents of one workspace.
     cached_content_bytes: Count = 256 * MEBIBYTE
-    # The longest lifetime of one.
+    # The longest lifetime of a cached content.
     cached_content_seconds: Seconds = 7 * 86_400.0
     # Responses and conversations of one workspace, compressed as they are stored.
     response_bytes: Count = 1024 * MEBIBYTE

@@ -29,7 +29,7 @@ class CatalogueModel(msgspec.Struct, frozen=True, kw_only=True):
     display_name: str
     # Its name in the ledger, the pages and metrics, whatever id a client used.
     name: str = ""
-    # None: the installation's default model, which is not known before an engine was ready.
+    # None: the installation's default model, while no engine has been ready yet.
     engine_model: str | None = None
     # The id of its price; None means no price.
     price: str | None = None
@@ -124,14 +124,14 @@ class Catalogue:
         if model.adapter is not None:
             # While an adapter is replaced, engines may have several weights under its name. Then
             # the weights that most engines have count.
-            having = Counter(
+            most_loaded = Counter(
                 (name, info)
                 for name, info in served.adapters
                 if info.name == model.adapter and model.is_served_by(name)
             ).most_common(1)
-            if not having:
+            if not most_loaded:
                 raise self._not_found(requested, served)
-            (model_name, weights), _ = having[0]
+            (model_name, weights), _ = most_loaded[0]
             # The one name of an adapter: the table's id for it, or that of its model with it.
             adapters = [entry for entry in self._models.values() if entry.adapter == weights.name]
             ids = [entry.id for entry in adapters if entry.is_served_by(model_name)]
@@ -151,13 +151,13 @@ class Catalogue:
         if not requested.startswith(_VENDOR_PREFIX) or ":" in requested:
             return None
         if self._claude_alias is True:
-            meant: CatalogueModel | None = _resolved(self._default, served)
+            target: CatalogueModel | None = _resolved(self._default, served)
         else:
-            meant = self._named(self._claude_alias, served) if self._claude_alias else None
-        if meant is None:
+            target = self._named(self._claude_alias, served) if self._claude_alias else None
+        if target is None:
             return None
-        alias = replace(meant, id=requested, display_name=requested)
-        return alias if meant.adapter is not None else _with_meaning(alias)
+        alias = replace(target, id=requested, display_name=requested)
+        return alias if target.adapter is not None else _with_meaning(alias)
 
     def _named(self, requested: str, served: Served) -> CatalogueModel | None:
         """The model of an id in the table or of a served model; None for another id."""
@@ -173,8 +173,8 @@ class Catalogue:
 
     def name_of(self, engine_model: str, requested: str = "") -> str:
         """The one name of an engine's model: the table's id for it, or the last part of its own.
-        Where the table has several ids for it, each with a price of its own, it is the one
-        `asked`."""
+        Where the table has several ids for it, each with a price of its own, the name is
+        `requested` if that is among them."""
         ids = [
             model.id
             for model in self._models.values()
@@ -193,7 +193,9 @@ class Catalogue:
             resolved.setdefault(base_name(name), self._own(name, base_name(name)))
         bases = [model for model in resolved.values() if model.adapter is None]
         for name, info in served.adapters:
-            base = next(base_model for base_model in bases if base_model.is_served_by(name))
+            base = next((base_model for base_model in bases if base_model.is_served_by(name)), None)
+            if base is None:  # the table's id of that name means another model
+                continue
             model = _with_adapter(base, f"{base.id}:{info.name}", info.name)
             resolved.setdefault(model.id, replace(model, engine_model=name))
         return list(resolved.values())

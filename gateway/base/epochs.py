@@ -1,7 +1,7 @@
 """What a gateway knows of one epoch of an engine, as the ledger keeps it.
 
-An epoch is one life of an engine's process. Its counters only grow, so of several gateways that
-follow one engine the largest that any has seen is the newest, and a repeated report adds nothing.
+An epoch is one life of an engine's process. Its counters only grow. So the largest count that any
+gateway has seen of an engine is the newest, and a repeated report adds nothing.
 """
 
 from dataclasses import dataclass, field
@@ -38,8 +38,8 @@ class EpochReport:
     def counts(self) -> tuple[object, ...]:
         """The numbers that may be larger in a later report of the same epoch."""
         observations = 0 if self.prefill_times is None else self.prefill_times.observations
-        lost = self.restored_leases, self.lost_leases
-        return self.granted, *self.ended.values(), *lost, observations, self.silent_ms is None
+        fates = self.restored_leases, self.lost_leases
+        return self.granted, *self.ended.values(), *fates, observations, self.silent_ms is None
 
 
 def ended_of(counters: Counters) -> dict[str, int]:

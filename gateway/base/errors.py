@@ -22,8 +22,8 @@ class GatewayError(Exception):
             setattr(cls, name, value)
 
     def __init__(self, message: str | None = None, param: str | None = None) -> None:
-        """`param` is the wrong field's path, if the message does not begin with it. `is_recorded`:
-        it ended a turn, whose row in the ledger tells it."""
+        """`param` is the wrong field's path, if the message does not begin with it. `is_recorded`
+        says that the error ended a turn whose row in the ledger tells of it."""
         super().__init__(message or self.default)
         self.param = param
         self.is_recorded = False
@@ -46,7 +46,8 @@ class PromptTooLong(InvalidRequest, default="prompt is too long"):
 
 
 def why_not_kept(keeps: bool) -> str:
-    """Why nothing is kept under an id. `keeps`: others of its workspace are, for a time."""
+    """Why nothing is kept under an id. `keeps` says whether responses of its workspace are kept at
+    all."""
     if keeps:
         return "it was deleted, its time is over, or it had `store` set to false."
     return (
@@ -56,8 +57,8 @@ def why_not_kept(keeps: bool) -> str:
 
 
 class ResponseNotKept(InvalidRequest):
-    """A request names an earlier response, or interaction, that is not kept. `keeps`: others of its
-    workspace are, for a time."""
+    """A request names an earlier response, or interaction, that is not kept. `keeps` is as in
+    `why_not_kept`."""
 
     def __init__(self, response_id: str, *, keeps: bool, kind: str = "response") -> None:
         cause = why_not_kept(keeps)

@@ -1,4 +1,4 @@
-"""JSON lines on stderr. A line that can't be written ends nothing.
+"""JSON lines on stderr. Nothing stops because a line can't be written.
 
 Nothing logs prompt text, headers or keys; a last filter drops them.
 """
@@ -20,7 +20,8 @@ NEVER_LOGGED = frozenset(
 
 _STDERR = 2
 
-# Asked with every call of an engine. structlog would look through all variables of the context.
+# Every call of an engine reads it. structlog's own variables would cost more: structlog looks
+# through all variables of the context for them.
 _request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 
@@ -84,7 +85,7 @@ def configure(level: str) -> None:
     )
     least = max(logging.getLevelNamesMapping()[level.upper()], logging.WARNING)
     logging.basicConfig(handlers=[handler], level=least, force=True)
-    # No line of a stream that a stop cuts off: another line tells how many.
+    # A stream that a stop cuts off gets no line of its own: another line tells how many there were.
     logging.getLogger("uvicorn.error").addFilter(
         lambda record: not (record.exc_info and record.exc_info[0] is asyncio.CancelledError)
     )

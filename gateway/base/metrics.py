@@ -29,9 +29,9 @@ TABLE = Path(__file__).parents[1] / "monitoring" / "metrics.tsv"
 exist from the start, with 0. Metrics without one of the two prefixes below are other programs'."""
 _PREFIX = "holdfast_gateway_"
 _OF_VLLM = "vllm:"
-"""By vLLM's names an endpoint picker reads a model server's load (llm-d's model-server-protocol),
-and so do boards and autoscalers made for vLLM (`vllm/v1/metrics/loggers.py`). A gateway has its own
-turns to tell of, and its engines' blocks."""
+"""An endpoint picker reads a model server's load by vLLM's names (llm-d's model-server-protocol).
+So do boards and autoscalers made for vLLM (`vllm/v1/metrics/loggers.py`). A gateway shows its own
+turns and its engines' blocks under these names."""
 # OpenTelemetry's names for some histograms (semantic conventions for generative AI), with its
 # labels.
 _OF_CONVENTIONS: Mapping[str, tuple[str, Mapping[str, str]]] = {
@@ -98,7 +98,7 @@ class EngineState(NamedTuple):
     is_ready: bool
     is_draining: bool
     breaker: str
-    # Of the prefixes that it holds; None where that is not known.
+    # How many prefixes the engine holds; None where that is not known.
     num_names: int | None
     model: str | None = None
     description: Description | None = None

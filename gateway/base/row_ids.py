@@ -1,8 +1,8 @@
-"""The ids of turns of batches' rows, and of the tries of one.
+"""The ids of the turns of batches' rows, and of their tries.
 
 A row's turn has one id over all tries, whichever gateway runs it: it is the client's and the
 ledger's. A try has an id of its own at the journal and at engines. It begins as every id of its
-gateway does, and contains the row's.
+gateway does, and contains the digits of the turn's id.
 """
 
 import secrets

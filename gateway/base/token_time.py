@@ -1,10 +1,11 @@
 """What a token of a prompt costs in time: the slope of a fit, and not an average.
 
-A step that prefills also decodes, and has a cost of its own. So the time of prompts divided by
-their tokens tells more than a token's where prompts are short: a turn that reads all but 15 tokens
-takes 3 ms for each. The fit is of seconds = a + b · tokens prefilled + c · choices decoded, by
-steps, and `b` is a token's part. A step that only prefills would not have run without its tokens,
-so `a` is theirs too. Of a step that decodes as well it is not.
+A step has a fixed cost, and a step that prefills may also decode. So where prompts are short, the
+time of prompts divided by their tokens is more than the time of a token: on average, each token of
+a turn that reads all but 15 tokens takes 3 ms. The fit is seconds = a + b · tokens prefilled + c ·
+choices decoded, over steps. `b` is the time of a token, and `a` is the fixed cost of a step. A step
+that only prefills would not have run without its tokens, so they bear its `a` too. The tokens of a
+step that also decodes do not.
 """
 
 from collections.abc import Iterable

@@ -40,9 +40,10 @@ class Traces:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        named = {} if os.environ.get("OTEL_SERVICE_NAME") else {SERVICE_NAME: service}
-        # `create` adds the attributes of the variables. This service's name counts before theirs.
-        self._provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
+        attributes = {} if os.environ.get("OTEL_SERVICE_NAME") else {SERVICE_NAME: service}
+        # `create` adds the attributes that the variables set. `attributes` count before these.
+        resource = Resource.create(attributes)
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         try:
             self._provider.add_span_processor(BatchSpanProcessor(exporter))
         except ValueError as error:  # a queue that is smaller than a batch
@@ -66,10 +67,10 @@ class Traces:
         current span."""
         from opentelemetry.trace import SpanKind
 
-        of = SpanKind[kind.upper()]
+        span_kind = SpanKind[kind.upper()]
         values = dict(attributes)
         return self._tracer.start_span(
-            name, parent, of, values, start_time=at_ns, record_exception=False
+            name, parent, span_kind, values, start_time=at_ns, record_exception=False
         )
 
     def below(self, span: "Span") -> "Context":
