@@ -128,12 +128,12 @@ class WorkspacesController(AdminController):
         services: Deps,
     ) -> structs.WorkspaceReport:
         values = given_values(payload)
-        changed = await services.workspaces.change(workspace_id, values)
+        workspace = await services.workspaces.change(workspace_id, values)
         if "keep_days" in values:
             # Where this fails, the writer's own round deletes within a minute.
             with suppress(GatewayError):
                 await services.turns.content_writer.forget()
-        return await _changed(services, changed)
+        return await _changed(services, workspace)
 
     @action(
         "/{workspace_id:str}/archive", "archiveWorkspace", "Switch all keys of a workspace off."
@@ -222,9 +222,9 @@ class KeysController(AdminController):
         self, key_id: FromPath[str], payload: NamedDependency[KeyChanges], services: Deps
     ) -> structs.KeyInfo:
         _check_id(key_id)
-        changed = await services.keys.change(key_id, given_values(payload))
+        key = await services.keys.change(key_id, given_values(payload))
         await _take_over(services)
-        return _info(changed, services.clock.wall())
+        return _info(key, services.clock.wall())
 
     @action(
         "/{key_id:str}/rotate",
@@ -248,9 +248,9 @@ class KeysController(AdminController):
         _check_id(key_id)
         now = services.clock.wall()
         await services.keys.revoke(key_id, now)
-        revoked = await services.keys.change(key_id, {})
+        key = await services.keys.change(key_id, {})
         await _take_over(services)
-        return structs.Revoked(info=_info(revoked, now), effective_within_seconds=EFFECTIVE_SECONDS)
+        return structs.Revoked(info=_info(key, now), effective_within_seconds=EFFECTIVE_SECONDS)
 
 
 def _check_id(key_id: str) -> None:

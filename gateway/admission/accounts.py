@@ -1,11 +1,11 @@
 """The limits of workspaces: requests and tokens a minute, turns at one time, money a month. Pure.
 
-A turn's tokens are known only when it ends, so its beginning reserves an estimate. The estimate is
-that of the `Ask`, times the share of their estimates that the workspace's turns lately used (reads
-do not count). It is at most the whole bucket. `count_used` corrects it with the engine's counts. A
-bucket in debt makes later turns wait. A month's money is strict: a turn begins only if there is
-enough left for the most that it and the running turns can cost. `shared.py` makes the limits hold
-over several gateways.
+A turn's tokens are known only when it ends, so its beginning reserves some. These are the estimate
+of the `Ask`, times the share of such estimates that the workspace's turns lately used (reads do not
+count). They are at most the whole bucket. `count_used` corrects the reservation with the engine's
+counts. A bucket in debt makes later turns wait. A month's money is strict: a turn begins only if
+there is enough left for the most that it and the running turns can cost. `shared.py` makes the
+limits hold over several gateways.
 """
 
 import asyncio
@@ -244,8 +244,8 @@ class WorkspaceLimits:
         return account
 
     def this_months(self, account: Account) -> Account:
-        """The account, with the cost of this month. The cost is read and changed only behind a call
-        of this."""
+        """The account, with the cost of this month. Call this before each read or change of the
+        cost."""
         now = self._wall()
         if (now.year, now.month) != (self._month.year, self._month.month):
             self._month = month_of(now)
@@ -273,21 +273,21 @@ async def watch_spend(
     It is read every half minute, and at once when a workspace gets a limit. So the limit survives a
     restart, and counts the turns that other gateways have drained.
     """
-    watched: set[str] = set()
-    read = -SPEND_POLL_SECONDS
+    known: set[str] = set()
+    read_at = -SPEND_POLL_SECONDS
 
     async def look() -> None:
-        nonlocal watched, read
+        nonlocal known, read_at
         now = clock.monotonic()
         all_workspaces = keyring.workspaces.values()
         limited = {
             workspace.id for workspace in all_workspaces if workspace.monthly_spend_nano is not None
         }
-        if limited - watched or (limited and now - read >= SPEND_POLL_SECONDS):
+        if limited - known or (limited and now - read_at >= SPEND_POLL_SECONDS):
             month = month_of(clock.wall())
             limits.learn_spend(month, await workspaces.spent(sorted(limited), month))
-            watched = limited
-            read = now
+            known = limited
+            read_at = now
 
     await repeat(stopping, _SPEND_TICK_SECONDS, look, "spend_read_failed")
 

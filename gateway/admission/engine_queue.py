@@ -298,7 +298,7 @@ class EngineQueue:
 
 
 def has_enough(engine: Engine) -> bool:
-    """Whether it has a quarter more turns than it computes together."""
+    """Whether the engine has a quarter more turns than it computes together."""
     if engine.description is None or not engine.description.max_running:
         return False
     most = engine.description.max_running

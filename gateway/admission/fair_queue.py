@@ -181,17 +181,17 @@ class FairQueue(Generic[ItemT]):
         num_turns = len(new_lane.turns) if new_lane else 0
         num_tokens = new_lane.tokens if new_lane else 0
         share = self._share(num_turns + 1, num_tokens + waiting.tokens)
-        left = {name: [len(lane.turns), lane.tokens] for name, lane in self._lanes.items()}
+        remaining = {name: [len(lane.turns), lane.tokens] for name, lane in self._lanes.items()}
         newest = {name: reversed(lane.turns.values()) for name, lane in self._lanes.items()}
         victims: list[Waiting[ItemT]] = []
         while turns > 0 or tokens > 0:
-            name = max(left, key=lambda name: self._share(*left[name]), default=None)
-            if name is None or name == waiting.workspace or self._share(*left[name]) <= share:
+            name = max(remaining, key=lambda name: self._share(*remaining[name]), default=None)
+            if name is None or name == waiting.workspace or self._share(*remaining[name]) <= share:
                 raise QueueFull("queue_full")
             victim = next(newest[name])
             victims.append(victim)
-            left[name][0] -= 1
-            left[name][1] -= victim.tokens
+            remaining[name][0] -= 1
+            remaining[name][1] -= victim.tokens
             turns -= 1
             tokens -= victim.tokens
         return victims

@@ -157,8 +157,8 @@ class KeyRing:
                 # The configured key works without a database. With one, its limits and its expiry
                 # count too.
                 principal = self.principal(DEFAULT_WORKSPACE, configured.principal.key_id)
-                expired = now if configured.digest in directory.has_ended else None
-                self._configured = _CachedKey(principal, configured.digest, expired)
+                expires_at = now if configured.digest in directory.has_ended else None
+                self._configured = _CachedKey(principal, configured.digest, expires_at)
 
     async def run(self, stopping: asyncio.Event) -> None:
         async def look() -> None:
@@ -217,12 +217,12 @@ class KeyRing:
         )
 
     async def _write_uses(self) -> None:
-        used = self._used
+        uses = self._used
         self._used = {}
         try:
-            await self._keys.touch(used)
+            await self._keys.touch(uses)
         except GatewayError:
-            self._used = used | self._used
+            self._used = uses | self._used
             raise
         key_ids = {entry.principal.key_id for entry in self._cached_keys.values()}
         self._noted = {key_id: at for key_id, at in self._noted.items() if key_id in key_ids}
@@ -240,8 +240,8 @@ def _entry(key: ApiKey, owner: Principal) -> _CachedKey:
 
 
 async def look_at_database(keyring: KeyRing, keys: Keys, settings: Settings, clock: Clock) -> None:
-    """Look at the database before the first turn: one of sample data serves none. A database that
-    is away is asked again in the background."""
+    """Look at the database before the first turn. A gateway whose database has sample data serves
+    no turns. A database that is away is asked again in the background."""
     try:
         await keyring.refresh()
     except LedgerUnavailable as error:

@@ -1,8 +1,9 @@
 """What a workspace or an address may do in a minute, and hold at one time. Pure, on a clock that is
 handed in.
 
-Buckets are own code because a turn's use is known only when it ends: an estimate is corrected
-later, upwards or into debt. throttled-py (3.5) has neither; `limits` has windows only.
+The buckets are our own code because a turn's use is known only when it ends: its estimate is
+corrected later, upwards or into debt. throttled-py (3.5) can do neither, and `limits` has only
+windows.
 """
 
 import asyncio
@@ -20,8 +21,8 @@ from gateway.base.errors import Overloaded, RateLimited
 LARGE_BYTES = 1 << 20
 MAX_WAIT_SECONDS = 10.0
 _MINUTE_SECONDS = 60.0
-# Refilling in many small steps rounds. A client that waited the announced time must not fail by
-# that.
+# Many small refills add up rounding errors. A client that waited for the announced time must not be
+# refused because of them.
 _ROUNDING = 1e-6
 _MAX_KEYS = 10_000
 _RETRY_SECONDS = 2
@@ -73,8 +74,8 @@ class TokenBucket:
 
     def _refill(self, now: float) -> None:
         elapsed = max(0.0, now - self.at)
-        refilled = self.level + elapsed * self.per_minute / _MINUTE_SECONDS
-        self.level = min(refilled, float(self.per_minute))
+        level = self.level + elapsed * self.per_minute / _MINUTE_SECONDS
+        self.level = min(level, float(self.per_minute))
         self.at = max(now, self.at)
 
 
@@ -167,9 +168,9 @@ class LargeBodies:
 class BodyBytes:
     """How many bytes of request bodies may be held at one time.
 
-    A workspace may hold as many as are free for all (dynamic thresholds, Choudhury and Hahne 1998).
-    So one workspace gets half, n workspaces get 1 / (n + 1) each, and as much stays free for the
-    next one.
+    A workspace may hold as many bytes as are still free (dynamic thresholds, Choudhury and Hahne
+    1998). So one workspace gets half, n workspaces get 1 / (n + 1) each, and as much stays free for
+    the next workspace.
     """
 
     def __init__(self, most: int) -> None:
@@ -180,13 +181,13 @@ class BodyBytes:
     def take(self, workspace: str, num_bytes: int) -> None:
         """Hold the bytes. Raise Overloaded where all bytes are held, and RateLimited where the
         workspace's part is held, with nothing taken."""
-        left = self._most - self.total
-        held = self._held[workspace]
-        if num_bytes > left:
+        num_free = self._most - self.total
+        num_held = self._held[workspace]
+        if num_bytes > num_free:
             raise Overloaded("too many bytes of requests are held", _RETRY_SECONDS)
-        if held and held + num_bytes > left:
-            raise RateLimited("bytes of requests held at one time", left, _RETRY_SECONDS)
-        self._held[workspace] = held + num_bytes
+        if num_held and num_held + num_bytes > num_free:
+            raise RateLimited("bytes of requests held at one time", num_free, _RETRY_SECONDS)
+        self._held[workspace] = num_held + num_bytes
         self.total += num_bytes
 
     def give_back(self, workspace: str, num_bytes: int) -> None:

@@ -36,8 +36,8 @@ from gateway.ledger.access import Exchange, SharedLimitsTable
 _TICK_SECONDS = 5.0
 _STALE_SECONDS = 20.0
 _GONE_SECONDS = 3600.0
-"""How long the money counts that a killed gateway reserved. Its turns' cost is known when it is
-back."""
+"""For how long the money that a killed gateway reserved still counts. The cost of its turns is
+known when it is back."""
 _RETRY_SECONDS = 1.0
 _LEAVING_SECONDS = 0.1
 """The pause before a second try: another gateway may just be giving a place back."""
@@ -50,7 +50,7 @@ class GatewayHolds(msgspec.Struct, frozen=True):
 
     # Turns.
     in_flight: int
-    # The nano-dollars that they may cost.
+    # The nano-dollars that these turns may cost.
     reserved: int
     # The time of its last exchange, on the store's clock.
     seen_at: float
@@ -166,16 +166,16 @@ class SharedLimits:
         limits = self._limits.account(workspace).limits
         is_held = limits.max_concurrency is not None or limits.monthly_spend is not None
         if self.is_shared and is_held:
-            written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._telling.append(written)
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._telling.append(future)
             self._changed.add(workspace)
             self._wake.set()
-            await written
+            await future
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Exchange whenever a turn waits or something has changed, else every few seconds."""
-        ended = asyncio.create_task(stopping.wait())
-        ended.add_done_callback(lambda _: self._wake.set())
+        stop_task = asyncio.create_task(stopping.wait())
+        stop_task.add_done_callback(lambda _: self._wake.set())
         due = -math.inf
         try:
             while not stopping.is_set():
@@ -193,7 +193,7 @@ class SharedLimits:
             if self.is_shared and self._changed:
                 await self._exchange()  # others reserve money for the last turns until then
         finally:
-            ended.cancel()
+            stop_task.cancel()
             # Nobody may wait for an exchange that does not come.
             self._say_shared(False, "the gateway stops, or this loop failed")
             self._answer([], [])
@@ -210,18 +210,18 @@ class SharedLimits:
         changed = sorted(self._changed - names)[: max(0, MAX_TOLD - len(names))]
         names.update(changed)
         self._changed -= names
-        decided = False
+        is_decided = False
         try:
             async with self._store.exchange(sorted(names)) as page:
-                for joining in waiting:  # its limits may have changed
-                    self._limits.account(joining.workspace, joining.claim.principal.limits)
+                for request in waiting:  # its limits may have changed
+                    self._limits.account(request.workspace, request.claim.principal.limits)
                 for name in names:
                     self._load(name, page)
-                for joining in waiting:
-                    joining.decide(self._limits)
-                decided = True
-                written = {name: self._write(name, page) for name in names}
-            for name, amounts in written.items():
+                for request in waiting:
+                    request.decide(self._limits)
+                is_decided = True
+                amounts_by_name = {name: self._write(name, page) for name in names}
+            for name, amounts in amounts_by_name.items():
                 untold = self._limits.account(name).untold
                 untold.requests -= amounts.requests
                 untold.tokens -= amounts.tokens
@@ -231,9 +231,9 @@ class SharedLimits:
             self._changed |= names
             self._say_shared(False, str(error))
         finally:
-            if not decided:
-                for joining in waiting:
-                    joining.decide(self._limits)
+            if not is_decided:
+                for request in waiting:
+                    request.decide(self._limits)
             self._answer(waiting, telling)
         return self.is_shared
 
@@ -249,15 +249,15 @@ class SharedLimits:
             self._telling = []
         for request in waiting:
             request.answer(self._limits)
-        for written in telling:
-            if not written.done():
-                written.set_result(None)
+        for future in telling:
+            if not future.done():
+                future.set_result(None)
 
     def _others(self, state: SharedState, now: float) -> dict[str, GatewayHolds]:
         return {
-            gateway: held
-            for gateway, held in state.held.items()
-            if gateway != self._gateway and now - held.seen_at < _GONE_SECONDS
+            gateway: holding
+            for gateway, holding in state.held.items()
+            if gateway != self._gateway and now - holding.seen_at < _GONE_SECONDS
         }
 
     def _load(self, workspace: str, page: Exchange) -> None:
@@ -271,29 +271,29 @@ class SharedLimits:
         if state.month == _name(account):
             account.spent = max(account.spent, state.spent + untold.spent)
         others = self._others(state, page.now).values()
-        fresh = [held for held in others if page.now - held.seen_at < _STALE_SECONDS]
-        account.in_flight_elsewhere = sum(held.in_flight for held in fresh)
-        account.reserved_elsewhere = sum(held.reserved for held in others)
+        fresh = [holding for holding in others if page.now - holding.seen_at < _STALE_SECONDS]
+        account.in_flight_elsewhere = sum(holding.in_flight for holding in fresh)
+        account.reserved_elsewhere = sum(holding.reserved for holding in others)
 
     def _write(self, workspace: str, page: Exchange) -> Untold:
         """Write the account into the state; return what other gateways learn by it."""
         state = _read(page.states[workspace])
         account = self._limits.account(workspace)
         shift = page.now - self._clock.monotonic()
-        held = self._others(state, page.now)
+        holdings = self._others(state, page.now)
         if account.num_uncounted or account.in_flight:
-            held[self._gateway] = GatewayHolds(account.in_flight, account.reserved, page.now)
+            holdings[self._gateway] = GatewayHolds(account.in_flight, account.reserved, page.now)
             self._known.add(workspace)
         else:
             self._known.discard(workspace)
-        written = SharedState(
+        new_state = SharedState(
             requests=_at_store(account.requests, shift) or state.requests,
             tokens=_at_store(account.tokens, shift) or state.tokens,
             month=_name(account),
             spent=account.spent,
-            held=held,
+            held=holdings,
         )
-        page.states[workspace] = msgspec.json.encode(written).decode()
+        page.states[workspace] = msgspec.json.encode(new_state).decode()
         return replace(account.untold)
 
     def _say_shared(self, is_shared: bool, reason: str = "") -> None:

@@ -45,17 +45,17 @@ class Workers:
         *arguments: Any,
         line: str | None = None,
     ) -> Result:
-        """Run `work` and return its result. Without a `line` it waits in its workspace's. Raise the
-        error of `work`, or Overloaded if too much of the workspace's work waits."""
+        """Run `work` and return its result. Without a `line` it waits in its workspace's line.
+        Raise the error of `work`, or Overloaded if too much of the workspace's work waits."""
         if num_bytes <= INLINE_BYTES:
             return work(*arguments)
         if self._waiting[workspace] >= _MAX_WAITING:
             raise Overloaded
         loop = asyncio.get_running_loop()
-        held = list[asyncio.Semaphore]()
+        places = list[asyncio.Semaphore]()
 
         def release() -> None:
-            for place in held:
+            for place in places:
                 place.release()
 
         # An admin key's workspace is empty, so the shared line has a name of three parts.
@@ -66,7 +66,7 @@ class Workers:
         try:
             for place in (*turns, self._free):
                 await place.acquire()
-                held.append(place)
+                places.append(place)
             running = self._threads.submit(work, *arguments)
         finally:
             if running is None:
