@@ -2,8 +2,8 @@
 
 A decoder makes an object of each JSON value in one call that nothing can interrupt. So the number
 of values, and of one object's keys, is bounded before it, a short piece of the body at a time. An
-answer with log probabilities is a thousand times as long. If it goes out in one piece it is in
-memory until it is whole, so its tokens are bounded too.
+answer with log probabilities is a thousand times as long as one without. If it goes out in one
+piece it is in memory until it is whole, so its tokens are bounded too.
 """
 
 import re
@@ -136,9 +136,9 @@ def read(make: Callable[[], MadeT], explain: Callable[[str], InvalidRequest]) ->
 
 def split_complaint(complaint: str) -> tuple[str, str]:
     """The reason and the path, such as `.messages[0].role`; "" is the whole body."""
-    what, mark, path = complaint.rpartition(_MARK)
+    reason, mark, path = complaint.rpartition(_MARK)
     if mark and path.endswith("`") and len(path) <= _MAX_PATH:
-        return what, path[:-1]
+        return reason, path[:-1]
     return complaint, ""
 
 
@@ -151,22 +151,22 @@ def check_schema(schema: dict[str, Any], path: str, bounds: RequestBounds) -> No
         num_values += len(level)
         if num_values > bounds.max_schema_values:
             raise InvalidRequest(f"{path}: more than {bounds.max_schema_values} values")
-        below: list[Any] = []
+        next_level: list[Any] = []
         for item in level:
             if isinstance(item, dict):
                 properties = item.get("properties")
                 if isinstance(properties, dict):
                     num_properties += len(properties)
-                below.extend(item.values())
+                next_level.extend(item.values())
             elif isinstance(item, list):
-                below.extend(item)
+                next_level.extend(item)
             elif isinstance(item, int) and not -_INT_LIMIT <= item < _INT_LIMIT:
                 raise InvalidRequest(f"{path}: integers must fit in 64 bits")
         if num_properties > bounds.max_schema_properties:
             raise InvalidRequest(f"{path}: more than {bounds.max_schema_properties} properties")
-        if not below:
+        if not next_level:
             break
-        level = below
+        level = next_level
     else:
         raise InvalidRequest(f"{path}: nested more than {bounds.max_schema_depth} levels deep")
     if len(_encode(schema)) > bounds.max_schema_bytes:
@@ -185,17 +185,17 @@ def crossing_fault(value: dict[str, Any]) -> str | None:
     beyond 64 bits. None where it can."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
-        below: list[Any] = []
+        next_level: list[Any] = []
         for item in level:
             children = item.values() if isinstance(item, dict) else item
             for child in children:
                 if isinstance(child, dict | list):
-                    below.append(child)
+                    next_level.append(child)
                 elif isinstance(child, int) and not -_INT_LIMIT <= child < _INT_LIMIT:
                     return "integers must fit in 64 bits"
-        if not below:
+        if not next_level:
             return None
-        level = below
+        level = next_level
     return f"nested more than {MAX_DEPTH} levels deep"
 
 

@@ -256,7 +256,10 @@ class Writer(Generic[EventT, WholeT]):
         """Each choice's end and blocks. Raise EngineFailed where the response is not whole."""
         if not self.is_done:
             raise EngineFailed
-        return [(self.finished[n], self._choices.get(n, [])) for n in sorted(self.finished)]
+        return [
+            (self.finished[choice], self._choices.get(choice, []))
+            for choice in sorted(self.finished)
+        ]
 
     def take_extension(self) -> Holdfast | UnsetType:
         """The extension object at the first call, UNSET later: only the first event has it."""

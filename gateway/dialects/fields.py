@@ -184,8 +184,8 @@ class Fields:
                 value = getattr(value, inner, None)
             if value is not None and value not in neutral:
                 names = [name, *below]
-                written = map(camel, names) if self.style.is_camel else names
-                notepad.ignore(".".join(written), reason)
+                path_names = map(camel, names) if self.style.is_camel else names
+                notepad.ignore(".".join(path_names), reason)
 
 
 def _hold(number: int, most: int, subject: str, unit: str = "") -> None:
@@ -214,9 +214,9 @@ def arguments(checking: Checking, value: str, path: str) -> None:
     """The input of a call, as JSON in a string. Raise TooLarge for an object of too many keys."""
     most = checking.bounds.max_call_bytes
     _hold(len(value), most, f"{path}: may have", " bytes of JSON")
-    written = value.encode()
-    _hold(len(written), most, f"{path}: may have", " bytes of JSON")
-    check_values(written, len(written) + 1, checking.bounds.max_object_keys)
+    json = value.encode()
+    _hold(len(json), most, f"{path}: may have", " bytes of JSON")
+    check_values(json, len(json) + 1, checking.bounds.max_object_keys)
 
 
 def content(checking: Checking, value: object, path: str) -> None:

@@ -57,9 +57,10 @@ from gateway.prompt.slots import Slot
 from gateway.prompt.wish import ApproximateMark
 
 NATIVE_TTL: CacheTtl = "30m"
-"""That of a request that names none, for OpenAI's own breakpoints."""
+"""The TTL of OpenAI's own breakpoints in a request that names none."""
 NATIVE_LOOKBACK = 80
-"""The latest breakpoints of a conversation that one of OpenAI's may read. Four are written."""
+"""How many of a conversation's latest breakpoints a request of OpenAI's may read at. Four of them
+are written."""
 HELD_BY_TTL = "a prefix is held for the TTL of its breakpoint, from its last use on"
 IN_MEMORY = "in_memory", "in-memory"
 """Values of `prompt_cache_retention` that ask for no more than a breakpoint's TTL."""
@@ -85,9 +86,9 @@ class RequestContext:
     arrived: float
     # What becomes of images and the like that the model can't read.
     unreadable: Unreadable = "placeholder"
-    # Billing lines are left out of the prompt.
+    # Whether billing lines are left out of the prompt.
     removes_nonces: bool = False
-    # Clients may go on with a response.
+    # Whether clients can go on with a response.
     keeps_responses: bool = False
     # The files behind addresses; None where no hosts are listed.
     fetched: Mapping[str, bytes] | None = None
@@ -98,11 +99,12 @@ class RequestContext:
 class Lowering:
     """Lays a request out as a prompt with breakpoints."""
 
-    # What is said of two markers on one place with different TTLs.
+    # The complaint about two markers on one place with different TTLs.
     disagreement = "two markers on one place must agree"
-    # A marker inside a marked block counts as another one.
+    # Whether a marker inside a marked block counts as another one.
     counts_nested = False
-    # So many breakpoints are considered, over any number of positions; None: 20 positions.
+    # At how many breakpoints entries are looked for, over any number of positions. None is the rule
+    # of 20 positions.
     lookback: int | None = None
 
     def __init__(self, context: RequestContext) -> None:
@@ -113,7 +115,7 @@ class Lowering:
         self.tools: list[Tool] = []
         self.system: list[TextPart] = []
         self.messages: list[Message] = []
-        # The least TTL of each of OpenAI's own breakpoints.
+        # The lower bound of the TTLs of OpenAI's own breakpoints.
         self.native_ttl: CacheTtl = NATIVE_TTL
         # Their slots and TTLs.
         self._native: list[tuple[int, Ttl]] = []
@@ -179,8 +181,8 @@ class Lowering:
         return msgspec.structs.replace(plan, lookback_to=oldest)
 
     def _ttl_at_end(self, slots: Sequence[Slot]) -> Ttl | None:
-        """The TTL of the marker of OpenAI's own at the prompt's end: the client's where it set one
-        there."""
+        """The TTL of OpenAI's own marker at the prompt's end. Where the client marked that place,
+        it is the client's TTL."""
         target = find_target(slots)
         if target is not None and target in {index for index, _ in self._native}:
             return slots[target].marker
@@ -214,7 +216,7 @@ class Lowering:
         )
 
     def add(self, role: Role, parts: Sequence[Part]) -> None:
-        """Parts of a message; those of one role are one message."""
+        """Add the parts of a message. Neighbours of one role become one message."""
         if not parts:
             return
         if self.messages and self.messages[-1].role == role:
@@ -223,14 +225,14 @@ class Lowering:
             self.messages.append(Message(role, list(parts)))
 
     def leave_out(self, paths: Sequence[str]) -> None:
-        """Tell of unknown fields that are not in the request any more."""
+        """Note the paths of unknown fields that were left out of the request."""
         for path in paths:
             self.notepad.ignore(path, UNKNOWN)
 
     def allow(
         self, path: str, names: Collection[str], among: Collection[str], *, parallel: bool
     ) -> ToolChoice:
-        """The choice that lets the model call some tools of all, or none of them, and no others.
+        """The choice that lets the model call only the tools in `names`, out of those in `among`.
 
         All tools stay in the prompt, so that the choice changes no prefix.
         """
@@ -242,14 +244,15 @@ class Lowering:
         return ToolChoice("auto", parallel=parallel, names=sorted(names))
 
     def add_told(self, texts: Sequence[TextPart]) -> None:
-        """Texts of a system message: the system prompt, until there is another message."""
+        """Add the texts of a system message. They are in the system prompt until another message
+        comes."""
         if self.messages:
             self.add("system", texts)
         else:
             self.system.extend(texts)
 
     def without_nonce(self, text: str, *, is_first: bool) -> str | None:
-        """A system text without the billing line at its beginning, None if it is nothing else."""
+        """A system text without the billing line at its beginning; None if it is only that line."""
         line = _NONCE.match(text) if self.context.removes_nonces else None
         if line is None or (line.end() < len(text) and not is_first):
             return text
@@ -264,7 +267,7 @@ class Lowering:
         can_carry: bool = True,
         is_absent: bool = False,
     ) -> None:
-        """Add the next segment's slot, or one of what is kept out of the prompt."""
+        """Add the next segment's slot, or the slot of a block that is kept out of the prompt."""
         marks = [marker for marker in markers if marker is not None]
         ttls = [marker.ttl for marker in marks]
         kept = [marker.holdfast for marker in marks if marker.holdfast is not None]
@@ -302,7 +305,7 @@ class Lowering:
             raise InvalidRequest(f"{path}: not with an adapter")
 
     def mark_native(self, marker: CacheBreakpoint) -> None:
-        """Mark the next slot. A request's TTL is the least of each of its breakpoints."""
+        """Mark the next slot. The request's TTL is a lower bound of each breakpoint's TTL."""
         ttl = marker.ttl or self.native_ttl
         if outlives(self.native_ttl, ttl):
             ttl = self.native_ttl
@@ -328,7 +331,7 @@ class Lowering:
         *,
         strict: bool | None = False,
     ) -> Tool:
-        """A tool of the prompt; `path` is where it says whether it is strict."""
+        """A tool of the prompt. `path` is the path of the object that has the field `strict`."""
         if strict:
             self._strict.append((f"{path}.strict", name))
         return Tool(name, NO_PARAMETERS if schema is None else schema, description, bool(strict))
@@ -351,15 +354,15 @@ def automatic_ttl(marker: CacheControl) -> Ttl:
 
 
 def uncallable(path: str) -> InvalidRequest:
-    """The error of a call that is forced, of a tool that the model can't call."""
+    """The error for forcing the call of a tool that the model can't call."""
     return InvalidRequest(f"{path}: no tool that may be called here can be forced: {HOSTED}", path)
 
 
 def arguments_of(text: str) -> dict[str, Any] | str:
     """The input of a call that is JSON in a string.
 
-    Where it is no object, or none that can cross to an engine, it stays the text that it is. A
-    model's call may be cut anywhere, and its conversation goes on with it.
+    The text is returned as it is if it is no JSON object, or if the object can't cross to an
+    engine. A model's call may be cut anywhere, and its conversation goes on with it.
     """
     try:
         arguments = msgspec.json.decode(text or "{}")
@@ -398,8 +401,8 @@ _SAMPLING_FIELDS = {
 
 
 def sampling_of(request: msgspec.Struct, api: Api, **changed: Any) -> Sampling:
-    """The sampling that a request's fields say, by the API's names. A `top_p` of 0 leaves the most
-    likely token, like a temperature of 0."""
+    """The sampling that a request asks for. The request's fields have the API's names. A `top_p` of
+    0 leaves the most likely token, like a temperature of 0."""
     fields: dict[str, Any] = {"max_tokens": None}
     for name, native in _SAMPLING_FIELDS[api]:
         value = getattr(request, native, None)

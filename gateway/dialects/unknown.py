@@ -1,10 +1,11 @@
-"""Fields inside messages and tools that no type here has: left out, and told to the client.
+"""Fields inside messages and tools that no type here has: left out, and reported to the client.
 
 An agent sends its whole conversation with each turn, and with it what SDKs, gateways and other
 vendors' models have put there. One field that is refused would end the conversation for good. At
 the top level of a request an unknown field stays an error, and so does a marker where none can be.
 
-A body is walked only where its strict decoder refused it, once, in a time linear in its size.
+A body is walked only if its strict decoder refused it. It is walked once, in a time that is linear
+in its size.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -22,9 +23,9 @@ Steps = tuple[Step, ...]
 class UnknownFields:
     """Finds the fields of one kind of request that are unknown.
 
-    `lists` are the top-level fields that are walked. Of their objects `is_read` tells whether the
-    types here are theirs. `markers` are names, and the types of their values, that are never left
-    out.
+    `lists` are the top-level fields that are walked. `is_read` tells whether an object in one of
+    them is read by the types here. `markers` are names, and the types of their values, that are
+    never left out.
     """
 
     def __init__(
@@ -47,12 +48,16 @@ class UnknownFields:
     def _types(self) -> dict[str, inspect.Type]:
         info = inspect.type_info(self._request)
         assert isinstance(info, inspect.StructType)
-        return {f.encode_name: f.type for f in info.fields if f.encode_name in self._lists}
+        return {
+            field.encode_name: field.type
+            for field in info.fields
+            if field.encode_name in self._lists
+        }
 
     def leave_out(self, fields: Mapping[str, Raw]) -> tuple[dict[str, Raw], list[Steps]]:
         """The fields of a body without what is unknown in its lists, and where that stood.
 
-        Raises what msgspec raises for JSON that it can't read.
+        Raise what msgspec raises for JSON that it can't read.
         """
         rest = dict(fields)
         left_out: list[Steps] = []
@@ -99,7 +104,7 @@ class UnknownFields:
 
 
 def _parts_of(kind: inspect.Type) -> Iterator[inspect.Type]:
-    """The types that a type is a union of; itself where it is none."""
+    """The types that a type is a union of; the type itself where it is no union."""
     if isinstance(kind, inspect.Metadata):
         yield from _parts_of(kind.type)
     elif isinstance(kind, inspect.UnionType):

@@ -38,13 +38,13 @@ def decode_batch(body: bytes, bounds: RequestBounds, most_rows: int) -> list[Bat
         raise InvalidRequest("requests: must have at least one item")
     if len(items) > most_rows:
         raise InvalidRequest(f"requests: may have at most {most_rows} items")
-    seen: set[str] = set()
+    custom_ids: set[str] = set()
     for index, item in enumerate(items):
         if not _CUSTOM_ID.fullmatch(item.custom_id):
             raise InvalidRequest(
                 f"requests.{index}.custom_id: must be 1 to 64 letters, digits, `_` or `-`"
             )
-        if item.custom_id in seen:
+        if item.custom_id in custom_ids:
             raise InvalidRequest(f"requests.{index}.custom_id: stands twice in the batch")
-        seen.add(item.custom_id)
+        custom_ids.add(item.custom_id)
     return items

@@ -1,4 +1,4 @@
-"""What the wire says of a body that its type does not take: pydantic's words.
+"""The wire's words for a body that its type refuses: those of pydantic.
 
 Paths in errors are dotted, `messages.0.content.1.text: why`: a content block's type follows its
 position.
@@ -50,9 +50,10 @@ _MAX_SHOWN = 64
 _Steps = list[str | int]
 
 
-def explained(what: str, body: bytes) -> str:
-    """The wire's words for `what` msgspec says of the body: the field's path, and what is wrong."""
-    what, where = split_complaint(what)
+def explained(complaint: str, body: bytes) -> str:
+    """The wire's words for msgspec's complaint about the body: the field's path, and what is
+    wrong."""
+    what, where = split_complaint(complaint)
     steps: _Steps = [
         int(index) if index.isdigit() else index or name for index, name in _STEP.findall(where)
     ]
@@ -104,19 +105,19 @@ def _reason(what: str, field: str) -> str:
 
 def path_of(document: Any, steps: _Steps, *, shows_last: bool = True) -> str:
     """Write a path, with each content block's type after its position in `content`."""
-    written: list[str] = []
+    names: list[str] = []
     for depth, step in enumerate(steps):
-        written.append(str(step))
+        names.append(str(step))
         is_last = depth == len(steps) - 1
         if is_last and not shows_last:
             break
         if isinstance(step, int) and depth and steps[depth - 1] == "content":
             kind = _at(document, [*steps[: depth + 1], "type"])
             if isinstance(kind, str) and kind in SUPPORTED_BLOCKS:
-                written.append(kind)
+                names.append(kind)
         elif step == "cache_control" and not is_last:
-            written.append("ephemeral")
-    return ".".join(written)
+            names.append("ephemeral")
+    return ".".join(names)
 
 
 def _at(value: Any, steps: _Steps) -> Any:

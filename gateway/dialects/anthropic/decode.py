@@ -53,7 +53,7 @@ declared_tool = msgspec.json.Decoder(_Declared).decode
 _open = msgspec.json.Decoder(dict[str, Raw])
 _encode = msgspec.json.Encoder().encode
 _OPTIONS = ("max_characters",)
-"""What the client itself does."""
+"""Fields of a client's tool that only the client uses."""
 
 
 def decode_messages(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> MessagesRequest:
@@ -80,7 +80,7 @@ def _decode(
         try:
             return decode_with_foreign_tools(decoder, body, _OWN_TYPES, _tool.decode, _foreign)
         except msgspec.ValidationError:
-            # A body that is no object has the error that it had.
+            # A body that is no object keeps its first error.
             with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
                 rest, places = _UNKNOWN.leave_out(_open.decode(body))
                 document = msgspec.json.decode(body)
@@ -120,7 +120,11 @@ def _foreign(tool: Raw) -> Tool:
     description = described(declared.type)
     if description is not None:
         about, schema = description
-        fields = {n: v for n, v in _open.decode(tool).items() if n not in ("type", *_OPTIONS)}
+        fields = {
+            name: value
+            for name, value in _open.decode(tool).items()
+            if name not in ("type", *_OPTIONS)
+        }
         return _tool.decode(_encode({**fields, "description": about, "input_schema": schema}))
     marker = declared.cache_control
     return ForeignTool(declared.type, {}, description=declared.name, cache_control=marker)

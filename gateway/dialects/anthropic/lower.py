@@ -171,7 +171,8 @@ def _tool_choice(request: wire.CountTokensRequest) -> ToolChoice:
 
 
 def prompt_parameters(request: wire.CountTokensRequest, betas: str = "") -> bytes:
-    """The form is equal for equal requests: a default that is written out counts as left out."""
+    """What shapes the prompt besides its content, as bytes. They are equal for equal requests: a
+    default that is written out counts as left out."""
     choice = request.tool_choice
     thinking = request.thinking
     output = request.output_config
@@ -187,7 +188,8 @@ def prompt_parameters(request: wire.CountTokensRequest, betas: str = "") -> byte
 
 
 def _check_turns(messages: list[Message], *, has_calls: bool) -> None:
-    """Check whose turns they are, and that each call is answered in the next one, and no other."""
+    """Check the order of the turns' roles. Check that each turn's calls, and no others, are
+    answered in the next turn."""
     if messages[0].role == "system":
         raise InvalidRequest("messages.0: role 'system' cannot come first")
     for index, message in enumerate(messages):
@@ -208,7 +210,7 @@ def _check_turns(messages: list[Message], *, has_calls: bool) -> None:
     for index, message in enumerate(messages if has_calls else []):
         if message.role == "system":
             continue
-        answered = [p.tool_use_id for p in message.parts if isinstance(p, ToolResultPart)]
+        answered = [part.tool_use_id for part in message.parts if isinstance(part, ToolResultPart)]
         expected = set(pending)
         ids = set(answered)
         for position, tool_use_id in enumerate(answered):
@@ -223,7 +225,7 @@ def _check_turns(messages: list[Message], *, has_calls: bool) -> None:
                 f"messages.{index}: `tool_use` ids were found without `tool_result` blocks"
                 f" immediately after: {', '.join(call[:64] for call in missing[:8])}"
             )
-        pending = [p.id for p in message.parts if isinstance(p, ToolUsePart)]
+        pending = [part.id for part in message.parts if isinstance(part, ToolUsePart)]
 
 
 class _MessagesLowering(Lowering):
@@ -248,9 +250,10 @@ class _MessagesLowering(Lowering):
         if isinstance(request, wire.ReducedMessagesRequest):
             self.leave_out(request.left_out)
         self._names = {tool.name for tool in request.tools}
-        # Whether somebody names the deferred tools, and the template shows how to call one.
         foreign = [tool.name for tool in request.tools if isinstance(tool, wire.ForeignTool)]
         tools = [tool for tool in request.tools if not isinstance(tool, wire.ForeignTool)]
+        # Deferred tools wait where the conversation names them and a tool in the prompt's beginning
+        # shows how to call.
         defers = not any(name.startswith(_SEARCH) for name in foreign)
         if defers and tools and all(tool.defer_loading for tool in tools):
             defers = False
@@ -357,7 +360,7 @@ class _MessagesLowering(Lowering):
                 return ThinkingPart("")
             case wire.ToolUse():
                 if block.caller is not None and block.caller.type != "direct":
-                    self.notepad.ignore(f"{path}.caller", "the model is told the call as its own")
+                    self.notepad.ignore(f"{path}.caller", "the model sees the call as its own")
                 self.mark(path, block.cache_control)
                 return ToolUsePart(block.id, block.name, input_of(block.input))
             case wire.ToolResult(content=content):
@@ -436,11 +439,11 @@ class _MessagesLowering(Lowering):
             case wire.ToolAddition(
                 tool={
                     "type": "tool_definition",
-                    "definition": {"name": str(name), "input_schema": dict(schema)} as given,
+                    "definition": {"name": str(name), "input_schema": dict(schema)} as definition,
                 }
-            ) if given.get("type") in (None, "custom"):
+            ) if definition.get("type") in (None, "custom"):
                 check_json(block.tool, f"{path}.tool_addition.tool")
-                about = given.get("description")
+                about = definition.get("description")
                 return self._show(Tool(name, schema, about if isinstance(about, str) else None))
             case wire.ToolRemoval(tool={"name": str(name)}):
                 self._named.pop(name, None)
@@ -476,10 +479,10 @@ class _MessagesLowering(Lowering):
                     if not isinstance(block, str)
                 )
             case wire.Base64Source(media_type=kind, data=data) if kind.startswith("text/"):
-                read = text_in(data)
-                if read is None:
+                file_text = text_in(data)
+                if file_text is None:
                     raise InvalidRequest(f"{path}.data: Input should be base64 of UTF-8")
-                return read
+                return file_text
             case wire.Base64Source() | wire.UrlSource() | wire.FileSource() as source:
                 return self.stand_in(path, _media("document", source))
 

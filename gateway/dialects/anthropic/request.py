@@ -2,7 +2,7 @@
 
 What is not listed here is refused by name. A block that a response contained is accepted verbatim
 as input. Tools that the vendor defines and the client runs get their schemas. Those that only the
-vendor's servers run are left out of the prompt and told. Their place in `tools` stays taken, so
+vendor's servers run are left out of the prompt and reported. Their place in `tools` stays taken, so
 that paths are the client's, and a marker there counts as one on the tool before.
 """
 
@@ -29,9 +29,9 @@ class Strict(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Approximate(Strict):
-    """Our own: what of a prompt need not be exact. One of three is asked for.
+    """Our own: which part of a prompt need not be exact. It asks for one of three things.
 
-    - `keep`, `scorer`: of the marked prefix this part is kept in each layer; the scorer chooses it
+    - `keep`, `scorer`: this part of the marked prefix is kept in each layer; the scorer chooses it
     - `block`, `recompute`: the marked block is read wherever it stands, and some of its tokens are
       computed anew
     - `sibling`: what a sibling model wrote of the prefix may be read
@@ -68,8 +68,8 @@ CacheTtl = Literal["30m", "12h"]
 
 
 class CacheBreakpoint(Strict):
-    """OpenAI's own marker. The request's `ttl` is the least of each marker's, and that of a marker
-    which names none."""
+    """OpenAI's own marker. The request's `ttl` is a lower bound of each marker's TTL. A marker
+    without a `ttl` has that one."""
 
     mode: Literal["explicit"]
     ttl: CacheTtl | None = None
@@ -360,7 +360,8 @@ class CountTokensRequest(Strict):
 
     model: fields.Name
     messages: Annotated[list[Message], msgspec.Meta(max_length=100_000)]
-    # As Bedrock, Vertex and gateways in front send what is a header in the hosted API.
+    # The first three are headers in the hosted API. Bedrock, Vertex and gateways in front send them
+    # in the body.
     anthropic_beta: Any = None
     anthropic_version: Any = None
     betas: Any = None

@@ -43,7 +43,8 @@ _MISS_TYPES: dict[DivergenceKind, CacheMissType] = {
 
 
 class CacheMissReason(msgspec.Struct, frozen=True):
-    """Where the prompts part, with the tokens that were missed by it, or why nobody knows."""
+    """Where the prompts first differ, with the tokens that were missed because of it, or why nobody
+    knows."""
 
     type: CacheMissType
     cache_missed_input_tokens: int | UnsetType = UNSET
@@ -85,8 +86,9 @@ StopReason = Literal[
 
 
 class CacheCreation(msgspec.Struct, frozen=True):
-    """The writes, by the longest of this API's TTLs (`AnthropicTtl`) for which each is held at
-    least: an engine may hold a marker for another time. The fields add up to all writes."""
+    """The written tokens, by TTL. Each write counts under the longest of this API's TTLs
+    (`AnthropicTtl`) that it is held for at least, because an engine may hold a marker for another
+    time. The fields add up to all writes."""
 
     ephemeral_5m_input_tokens: int
     ephemeral_1h_input_tokens: int
@@ -304,7 +306,7 @@ def usage_of(usage: protocol.InputUsage, output_tokens: int, thinking_tokens: in
 
 def limit_headers(rates: RateStatuses, now: datetime) -> Iterator[tuple[str, str]]:
     """`reset` is the time, RFC 3339, at which all of a limit is there again. One limit holds for
-    all tokens, so the numbers of input and of output are its own."""
+    all tokens, so input and output have the same numbers."""
     kinds = [
         ("requests", rates.requests),
         *((kind, rates.tokens) for kind in ("tokens", "input-tokens", "output-tokens")),

@@ -95,8 +95,8 @@ def ask_of(
     lowering.check_answered()
     plan = lowering.plan_behind(held, request.cache_salt)
     if config.top_k:
-        why = "the model's server can't be told it"
-        notepad.wish("generationConfig.topK", why, "own_template")
+        reason = "the model's server does not take it"
+        notepad.wish("generationConfig.topK", reason, "own_template")
     logprobs = config.logprobs or 0 if config.response_logprobs else None
     return lowering.ask(
         "gemini",
@@ -251,19 +251,22 @@ class GeminiLowering(Lowering):
                 if info.name != "function_declarations" and getattr(tool, info.name) is not None:
                     self.notepad.ignore(f"{path}.{info.encode_name}", HOSTED)
             for number, function in enumerate(tool.function_declarations):
-                at = f"{path}.functionDeclarations[{number}]"
+                function_path = f"{path}.functionDeclarations[{number}]"
                 schema = function.parameters_json_schema
                 if not function.name:
-                    raise InvalidRequest(f"{at}.name: must not be empty")
+                    raise InvalidRequest(f"{function_path}.name: must not be empty")
                 if function.parameters is not None:
                     if schema is not None:
-                        raise InvalidRequest(f"{at}.parameters: excludes parametersJsonSchema")
-                    schema = json_schema(function.parameters, f"{at}.parameters")
+                        message = f"{function_path}.parameters: excludes parametersJsonSchema"
+                        raise InvalidRequest(message)
+                    schema = json_schema(function.parameters, f"{function_path}.parameters")
                 for name in ("response", "response_json_schema"):
                     if getattr(function, name) is not None:
-                        self.notepad.ignore(f"{at}.{name}", "only inputs are held to a schema")
-                self.mark(at)
-                self.tools.append(self.tool(at, function.name, schema, function.description))
+                        reason = "only inputs are held to a schema"
+                        self.notepad.ignore(f"{function_path}.{name}", reason)
+                self.mark(function_path)
+                lowered = self.tool(function_path, function.name, schema, function.description)
+                self.tools.append(lowered)
         if prompted.system_instruction is not None:
             for number, part in enumerate(prompted.system_instruction.parts):
                 path = f"{where}systemInstruction.parts[{number}]"

@@ -4,7 +4,7 @@ Whatever the bytes are, the outcome is a request, InvalidRequest or TooLarge. Th
 path. The rules are those of the JSON form of protocol buffers: a field has two names
 (`systemInstruction` and `system_instruction`), null is a field that is not there, and an object may
 stand where a list of one is meant. An unknown name is an error. What is below a free field (a
-function's arguments, a schema) stays as it is. All of it is linear in the body.
+function's arguments, a schema) stays as it is. Decoding takes time that is linear in the body.
 """
 
 import re
@@ -183,7 +183,7 @@ class ThinkingConfig(Shape):
 
 
 class GenerationConfig(Shape):
-    """What is not done is told or refused by name: see `FIELDS`."""
+    """A setting that is not carried out is reported or refused by name: see `FIELDS`."""
 
     temperature: fields.Temperature | None = None
     top_p: fields.Share | None = None
@@ -262,7 +262,7 @@ class CountRequest(Shape):
 
 _MAX_SHOWN = 64
 REFUSED = ("response_format", "continuation_token")
-"""What would change the answer, and no engine here can, of the generation's fields."""
+"""Settings of the generation that would change the answer and that no engine here carries out."""
 FIELDS = Fields(
     style=Style("contents: more than {} parts", is_camel=True),
     rules=rules_of(GenerateRequest, Prompted),
@@ -346,8 +346,8 @@ _Aware = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
 class UpdateRequest(Shape):
-    """Only the lifetime may change. What is only ever answered may stand in the body and is not
-    read."""
+    """Only the lifetime may change. Fields that only answers have may stand in the body, and are
+    not read."""
 
     ttl: str | None = None
     expire_time: str | None = None
@@ -394,7 +394,8 @@ def decode_update(body: bytes, bounds: RequestBounds) -> UpdateRequest:
 def expiry_of(
     request: CreateRequest | UpdateRequest, now: datetime, most_seconds: float
 ) -> datetime | None:
-    """The time at which it ends, None where the body says none. Raise InvalidRequest."""
+    """The time at which the content ends; None where the body does not say. Raise
+    InvalidRequest."""
     if request.ttl is not None and request.expire_time is not None:
         raise InvalidRequest("ttl: excludes expireTime")
     if request.ttl is not None:
@@ -453,9 +454,10 @@ def _named(
             continue
         if key not in fields:
             cut_key = key[:_MAX_SHOWN]
-            at = f" at '{path}'" if path else ""
+            place = f" at '{path}'" if path else ""
             raise InvalidRequest(
-                f'Invalid JSON payload received. Unknown name "{cut_key}"{at}: Cannot find field.',
+                f'Invalid JSON payload received. Unknown name "{cut_key}"{place}: Cannot find'
+                " field.",
                 f"{path}.{cut_key}" if path else cut_key,
             )
         if item is None:
@@ -467,7 +469,8 @@ def _named(
             item = [item]
         if inner is not None and is_list:
             item = [
-                _named(element, inner, left_out, f"{where}[{n}]") for n, element in enumerate(item)
+                _named(element, inner, left_out, f"{where}[{index}]")
+                for index, element in enumerate(item)
             ]
         elif inner is not None:
             item = _named(item, inner, left_out, where)

@@ -52,7 +52,7 @@ class TopCandidates(Answered, frozen=True, rename="camel", kw_only=True):
 
 
 class LogprobsResult(Answered, frozen=True, rename="camel", kw_only=True):
-    """Those of the text's tokens, in its order; `top_candidates` where there are any."""
+    """Log probabilities of the text's tokens, in order; `top_candidates` where there are any."""
 
     chosen_candidates: list[LogprobsCandidate]
     top_candidates: list[TopCandidates] | UnsetType = UNSET
@@ -102,7 +102,7 @@ class TokenCount(Answered, frozen=True, rename="camel", kw_only=True):
 
 
 def logprobs_of(drawn: Sequence[protocol.DrawnToken]) -> LogprobsResult | UnsetType:
-    """Nothing where no token has any."""
+    """The log probabilities of these tokens; UNSET where there are none."""
     if not drawn:
         return UNSET
     top = [TopCandidates(candidates=[_told(likely) for likely in token.top]) for token in drawn]
@@ -118,15 +118,15 @@ def _told(prob: protocol.TokenProb) -> LogprobsCandidate:
 
 
 def usage_of(usage: protocol.InputUsage, output_tokens: int, thinking_tokens: int) -> UsageMetadata:
-    read = usage.cache_read_tokens
+    read_tokens = usage.cache_read_tokens
     return UsageMetadata(
         prompt_token_count=usage.prompt_tokens,
-        cached_content_token_count=read or UNSET,
+        cached_content_token_count=read_tokens or UNSET,
         candidates_token_count=output_tokens - thinking_tokens,
         thoughts_token_count=thinking_tokens or UNSET,
         total_token_count=usage.prompt_tokens + output_tokens,
         prompt_tokens_details=[ModalityCount(token_count=usage.prompt_tokens)],
-        cache_tokens_details=[ModalityCount(token_count=read)] if read else UNSET,
+        cache_tokens_details=[ModalityCount(token_count=read_tokens)] if read_tokens else UNSET,
     )
 
 
@@ -234,7 +234,7 @@ class GeminiWriter(Writer[GenerateContentResponse, GenerateContentResponse]):
         return self._end(candidates)
 
     def _complete(self, choice: int) -> Iterator[GenerateContentResponse]:
-        """The call that another block ends."""
+        """Yield the choice's open call, which another block ends."""
         call = self._calls.pop(choice, None)
         if call is not None:
             yield self._say(choice, _part(call))

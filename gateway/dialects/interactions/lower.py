@@ -134,8 +134,8 @@ class _InteractionLowering(GeminiLowering):
     def __init__(self, context: RequestContext, decoded: Decoded) -> None:
         super().__init__(context, decoded.left_out)
         if decoded.num_lost:
-            lost = f"of the interactions before {decoded.num_lost} are kept no longer"
-            self.notepad.ignore("previous_interaction_id", lost)
+            reason = f"{decoded.num_lost} of the interactions before it are no longer kept"
+            self.notepad.ignore("previous_interaction_id", reason)
 
     def add_functions(self, tools: Sequence[Tool]) -> None:
         for index, tool in enumerate(tools):
@@ -233,8 +233,11 @@ class _InteractionLowering(GeminiLowering):
         result = step.result
         contents = contents_in(result, f"{path}.result", self.notepad)
         if contents is not None:
-            numbered = enumerate(contents)
-            result = "\n".join(self._text_of(f"{path}.result[{n}]", part) for n, part in numbered)
+            texts = [
+                self._text_of(f"{path}.result[{index}]", content)
+                for index, content in enumerate(contents)
+            ]
+            result = "\n".join(texts)
         kind = "error" if step.is_error else "output"
         answer = gemini.FunctionResponse(name=step.name, id=step.call_id, response={kind: result})
         return self.result(path, path, answer)

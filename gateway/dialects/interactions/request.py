@@ -135,7 +135,8 @@ REFUSED = {
     "environment": "this server runs no agents",
     "webhook_config": "this server calls no webhooks",
 }
-"""Fields that are refused, with the reason: ignoring them would change the answer or its way."""
+"""Fields that are refused, with the reason. Without them the answer, or how it comes, would be
+another one."""
 _NOT_DONE = ("image_config", "speech_config", "transcription_config", "video_config")
 FIELDS = Fields(
     style=Style("input: more than {} steps and contents"),
@@ -178,7 +179,7 @@ class Decoded(NamedTuple):
                 yield f"input[{index}]" if isinstance(self.input, list) else "input", step
 
     def behind(self, earlier: Sequence[Raw], num_lost: int, bounds: RequestBounds) -> "Decoded":
-        """The request with the `earlier` steps, which were kept, before its own. Raise
+        """The request with the `earlier` steps, which were stored, in front of its own. Raise
         InvalidRequest or TooLarge as for a body that has all of them."""
         body = b'{"input":[%b]}' % b",".join(earlier)
         kept, _ = gemini.decode(body, Steps, bounds)
@@ -193,11 +194,11 @@ def decode_interaction(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> D
 
     def typed() -> tuple[Any, InteractionRequest, list[str]]:
         value = msgspec.json.decode(body)
-        sent = value.get("input") if isinstance(value, dict) else None
+        raw_input = value.get("input") if isinstance(value, dict) else None
         request, left_out = gemini.typed(_in_full(value), InteractionRequest)
-        return sent, request, left_out
+        return raw_input, request, left_out
 
-    sent, request, left_out = read(typed, gemini.explained)
+    raw_input, request, left_out = read(typed, gemini.explained)
     request.model = request.model.removeprefix("models/")
     FIELDS.check(request, bounds)
     for name, reason in REFUSED.items():
@@ -207,7 +208,7 @@ def decode_interaction(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> D
         raise InvalidRequest("model: is required")
     if any(modality.lower() != "text" for modality in request.response_modalities):
         raise InvalidRequest("response_modalities: only text is supported")
-    return Decoded(request, sent, _schema_of(request, bounds), left_out)
+    return Decoded(request, raw_input, _schema_of(request, bounds), left_out)
 
 
 def _in_full(value: Any) -> Any:

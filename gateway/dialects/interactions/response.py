@@ -83,15 +83,15 @@ class Interaction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def usage_of(usage: protocol.InputUsage, output_tokens: int, thinking_tokens: int) -> Usage:
-    read = usage.cache_read_tokens
-    said = output_tokens - thinking_tokens
+    read_tokens = usage.cache_read_tokens
+    answer_tokens = output_tokens - thinking_tokens
     return Usage(
         total_input_tokens=usage.prompt_tokens,
         input_tokens_by_modality=[ModalityTokens(usage.prompt_tokens)],
-        total_cached_tokens=read,
-        cached_tokens_by_modality=[ModalityTokens(read)] if read else UNSET,
-        total_output_tokens=said,
-        output_tokens_by_modality=[ModalityTokens(said)],
+        total_cached_tokens=read_tokens,
+        cached_tokens_by_modality=[ModalityTokens(read_tokens)] if read_tokens else UNSET,
+        total_output_tokens=answer_tokens,
+        output_tokens_by_modality=[ModalityTokens(answer_tokens)],
         total_thought_tokens=thinking_tokens,
         total_tokens=usage.prompt_tokens + output_tokens,
     )
@@ -146,14 +146,14 @@ class InteractionWriter(Writer[Event, Interaction]):
         """Tell the client that no other interaction can go on with this one."""
         holdfast = self.interaction.holdfast
         if isinstance(holdfast, Holdfast):
-            before = holdfast.ignored if holdfast.ignored is not UNSET else []
-            ignored = [*before, Ignored("store", NOT_KEPT)]
+            earlier = holdfast.ignored if holdfast.ignored is not UNSET else []
+            ignored = [*earlier, Ignored("store", NOT_KEPT)]
             changed_holdfast = msgspec.structs.replace(holdfast, ignored=ignored)
             self.interaction = msgspec.structs.replace(self.interaction, holdfast=changed_holdfast)
 
     def _begin_stream(self) -> Iterator[Event]:
-        begun = msgspec.structs.replace(self.interaction, holdfast=self.extension)
-        yield {"event_type": "interaction.created", "interaction": begun}
+        interaction = msgspec.structs.replace(self.interaction, holdfast=self.extension)
+        yield {"event_type": "interaction.created", "interaction": interaction}
         yield {
             "event_type": "interaction.status_update",
             "interaction_id": self.id,
@@ -188,8 +188,8 @@ class InteractionWriter(Writer[Event, Interaction]):
                 raise EngineFailed
             step = FunctionCall(block.id, block.name, {})
             yield self._event("step.start", step=step)
-            written = _encode(arguments).decode()
-            delta = {"type": "arguments_delta", "arguments": written}
+            json = _encode(arguments).decode()
+            delta = {"type": "arguments_delta", "arguments": json}
             yield self._event("step.delta", delta=delta)
         yield self._event("step.stop")
         self._index += 1

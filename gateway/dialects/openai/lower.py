@@ -260,7 +260,9 @@ def _bound(request: wire.GenerationRequest, form: wire.Format | None = None) -> 
         if wishes.choice is not None:
             # A pattern that matches the text alone: special characters are written by their codes.
             texts = (
-                "".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
+                "".join(
+                    letter if letter.isalnum() else f"\\x{{{ord(letter):x}}}" for letter in text
+                )
                 for text in wishes.choice
             )
             constraints[f"{where}choice"] = "output_pattern", f"({'|'.join(texts)})"
@@ -383,14 +385,15 @@ class _ChatLowering(Lowering):
         texts: list[TextPart] = []
         for number, part in enumerate(content):
             outer = marker if number == len(content) - 1 else None
-            at = f"{where}[{number}]"
+            part_path = f"{where}[{number}]"
             native = part.prompt_cache_breakpoint
-            text: str | None = self._text(at, part)
+            text: str | None = self._text(part_path, part)
             if not text and (native or outer or part.cache_control):
-                raise InvalidRequest(f"{at}: cache_control cannot be set for empty text")
+                raise InvalidRequest(f"{part_path}: cache_control cannot be set for empty text")
             if text and may_be_nonce:
                 text = self.without_nonce(text, is_first=is_first and number == 0)
-            self.mark(at, outer, part.cache_control, native=native, is_absent=text is None)
+            is_absent = text is None
+            self.mark(part_path, outer, part.cache_control, native=native, is_absent=is_absent)
             if text is not None:
                 texts.append(TextPart(text))
         return texts
@@ -417,7 +420,8 @@ class _ChatLowering(Lowering):
             return parts + self._calls(path, message)
         if isinstance(content, list):
             texts = [
-                wire.Text(text=p.refusal) if isinstance(p, wire.Refusal) else p for p in content
+                wire.Text(text=part.refusal) if isinstance(part, wire.Refusal) else part
+                for part in content
             ]
             parts.extend(self._texts(path, texts, outer))
         elif content or not (calls or thought):
@@ -433,11 +437,11 @@ class _ChatLowering(Lowering):
         for number, call in enumerate(calls):
             outer = message.cache_control if number == len(calls) - 1 else None
             self.mark(f"{path}.tool_calls[{number}]", call.cache_control, outer)
-            called = call.custom if call.type == "custom" else call.function
-            if isinstance(called, wire.CalledCustom):
-                parts.append(ToolUsePart(call.id, called.name, {INPUT: called.input}))
-            elif called is not None:
-                parts.append(ToolUsePart(call.id, called.name, arguments_of(called.arguments)))
+            target = call.custom if call.type == "custom" else call.function
+            if isinstance(target, wire.CalledCustom):
+                parts.append(ToolUsePart(call.id, target.name, {INPUT: target.input}))
+            elif target is not None:
+                parts.append(ToolUsePart(call.id, target.name, arguments_of(target.arguments)))
         return parts
 
     def _tool_result(self, path: str, message: wire.ToolMessage) -> ToolResultPart:

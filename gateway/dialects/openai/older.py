@@ -24,9 +24,9 @@ def with_tools(messages: Sequence[Message]) -> list[Message]:
     newer: list[Message] = []
     for index, message in enumerate(messages):
         match message:
-            case AssistantMessage(function_call=called) if called and not message.tool_calls:
-                call = ToolCall(id=f"call_{index}", function=called)
-                ids_by_name[called.name] = call.id
+            case AssistantMessage(function_call=function) if function and not message.tool_calls:
+                call = ToolCall(id=f"call_{index}", function=function)
+                ids_by_name[function.name] = call.id
                 newer.append(replace(message, tool_calls=[call], function_call=None))
             case FunctionMessage():
                 call_id = ids_by_name.pop(message.name or "", None)

@@ -576,15 +576,15 @@ _MAX_SHOWN = 64
 
 def explained(complaint: str) -> InvalidRequest:
     """The refusal for a decoder's `complaint`, in OpenAI's words."""
-    what, path = split_complaint(complaint)
+    reason, path = split_complaint(complaint)
     path = path.removeprefix(".")
-    field = _FIELD.match(what)
+    field = _FIELD.match(reason)
     if field:
         name = field[2][:_MAX_SHOWN]
         where = f"{path}.{name}" if path else name
         if field[1] == "missing required":
             return InvalidRequest(f"Missing required parameter: '{where}'.", where)
         return InvalidRequest(f"Unrecognized request argument supplied: {where}", where)
-    value = _VALUE.match(what)
-    what = f"Invalid value: '{value[1][:_MAX_SHOWN]}'" if value else what.replace("`", "'")
-    return InvalidRequest(f"{path}: {what}" if path else what, path or None)
+    value = _VALUE.match(reason)
+    words = f"Invalid value: '{value[1][:_MAX_SHOWN]}'" if value else reason.replace("`", "'")
+    return InvalidRequest(f"{path}: {words}" if path else words, path or None)

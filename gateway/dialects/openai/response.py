@@ -85,9 +85,9 @@ def usage_of(usage: protocol.InputUsage, output_tokens: int, thinking_tokens: in
     `cached_tokens` came out of memory, from entries or without one (`automatic_tokens`).
     `cache_write_tokens` were computed and written to entries.
     """
-    written = max(0, usage.written_tokens - usage.automatic_tokens)
+    num_written = max(0, usage.written_tokens - usage.automatic_tokens)
     # Tokens that are held longest stand first in the prompt, and so do tokens out of memory. So the
-    # latter are taken off the longest TTL first.
+    # tokens out of memory are taken off the longest TTL first.
     writes = usage.writes_as((_SHORTEST, *get_args(CacheTtl)))
     details = dict[str, int]()
     automatic = usage.automatic_tokens
@@ -100,7 +100,7 @@ def usage_of(usage: protocol.InputUsage, output_tokens: int, thinking_tokens: in
         usage.prompt_tokens + output_tokens,
         PromptDetails(
             cached_tokens=usage.cache_read_tokens + usage.automatic_tokens,
-            cache_write_tokens=written,
+            cache_write_tokens=num_written,
             cache_write_tokens_details=UNSET if writes[_SHORTEST] else WriteDetails(**details),
         ),
         CompletionDetails(thinking_tokens),
@@ -218,8 +218,8 @@ def duration(seconds: float) -> str:
     """A duration in OpenAI's form: `12ms`, `7s`, `6m0s`. It is rounded up."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
-    minutes, left = divmod(math.ceil(seconds), 60)
-    return f"{minutes}m{left}s" if minutes else f"{left}s"
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"
 
 
 _REASONS: dict[protocol.FinishReason, FinishReason] = {

@@ -56,12 +56,13 @@ def described(kind: str) -> tuple[str, dict[str, Any]]:
     return about, {**schema, "additionalProperties": False}
 
 
-def action_of(kind: str, written: str) -> dict[str, Any]:
-    """A call's action or operation, from the JSON that the model wrote. The JSON may be cut off.
+def action_of(kind: str, text: str) -> dict[str, Any]:
+    """A call's action or operation, from the `text` that the model wrote. It is JSON that may be
+    cut off.
 
     Fields that differ from the schema are left out. Those that the API always has are then empty.
     """
-    value = partial_json(written)
+    value = partial_json(text)
     if kind == TOOL_SEARCH:
         return value if isinstance(value, dict) else {}
     types = _TOOLS[kind][1]
@@ -86,9 +87,9 @@ def arguments_in(kind: str, action: Mapping[str, Any]) -> dict[str, Any]:
     """What the model wrote, from the action that `action_of` made of it."""
     defaults = {"type": "exec", "env": {}} if kind == "local_shell" else {}
     return {
-        n: item
-        for n, item in action.items()
-        if item is not None and defaults.get(n, defaults) != item
+        name: item
+        for name, item in action.items()
+        if item is not None and not (name in defaults and item == defaults[name])
     }
 
 

@@ -92,11 +92,11 @@ def compacted(decoded: Decoded, response: Response, scope: str) -> CompactedResp
     sealed = seal(summary, scope, COMPACTION)
     stem = response.id.removeprefix("resp_")
     users = [item for item in _messages(decoded) if isinstance(item, Message)]
-    kept = [_shown(item) for item in users if item.role == "user"]
+    shown_items = [_shown(item) for item in users if item.role == "user"]
     return CompactedResponse(
         id=response.id,
         created_at=response.created_at,
-        output=[*kept, CompactionItem(f"cmp_{stem}", sealed)],
+        output=[*shown_items, CompactionItem(f"cmp_{stem}", sealed)],
         usage=response.usage,
         holdfast=response.holdfast,
     )
@@ -113,4 +113,6 @@ def _shown(message: Message) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(message)
     if isinstance(message.content, str):
         fields["content"] = [{"type": "input_text", "text": message.content}]
-    return {n: value for n, value in fields.items() if value is not None or n not in _OMITTED}
+    return {
+        name: value for name, value in fields.items() if value is not None or name not in _OMITTED
+    }

@@ -218,8 +218,8 @@ def _tool_choice(request: wire.ResponsesRequest, lowering: "_ResponsesLowering")
         function_names = lowering.find(tool)
         if not function_names:
             tool_name = (tool.name or tool.type)[:64]
-            why = f"tool_choice: '{tool_name}' is not in tools that the model may call here"
-            raise InvalidRequest(why, "tool_choice")
+            message = f"tool_choice: '{tool_name}' is not in tools that the model may call here"
+            raise InvalidRequest(message, "tool_choice")
         return ToolChoice("tool", function_names[0], parallel=parallel)
     allowed = _converted(choice, wire.AllowedTools)
     names = {name for tool in allowed.tools for name in lowering.find(tool)}
@@ -469,7 +469,9 @@ class _ResponsesLowering(Lowering):
         if isinstance(item.content, str):
             parts = [self._text(where, item.content)]
         else:
-            parts = [self._part(f"{where}[{n}]", part) for n, part in enumerate(item.content)]
+            parts = [
+                self._part(f"{where}[{index}]", part) for index, part in enumerate(item.content)
+            ]
         if item.role in ("system", "developer"):
             self.add_told(parts)
         else:
@@ -629,8 +631,8 @@ def _unanswered(call_id: str) -> InvalidRequest:
 
 def seal(text: str, scope: str, purpose: bytes = _THOUGHT) -> str:
     """The text with this installation's signature for this workspace and `purpose`."""
-    written = text.encode()
-    return _SEALED + urlsafe_b64encode(_digest(written, scope, purpose) + written).decode()
+    content = text.encode()
+    return _SEALED + urlsafe_b64encode(_digest(content, scope, purpose) + content).decode()
 
 
 def unseal(sealed: str, scope: str, purpose: bytes = _THOUGHT) -> str | None:

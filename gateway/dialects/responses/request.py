@@ -439,8 +439,8 @@ class Decoded(NamedTuple):
         """The items of the input, each with its path."""
         items = self.request.input
         for index, item in enumerate([] if isinstance(items, str) else items, -self.num_earlier):
-            at = f"previous[{index + self.num_earlier}]" if index < 0 else f"input[{index}]"
-            yield at, item
+            path = f"previous[{index + self.num_earlier}]" if index < 0 else f"input[{index}]"
+            yield path, item
 
     def behind(
         self, earlier: Sequence[Raw], others: Sequence[Raw], bounds: RequestBounds
@@ -458,7 +458,10 @@ class Decoded(NamedTuple):
         items = self.request.input
         if isinstance(items, str):
             items = [Message(role="user", content=items)]
-        items = [items_by_id.get(i.id, i) if isinstance(i, ItemReference) else i for i in items]
+        items = [
+            items_by_id.get(item.id, item) if isinstance(item, ItemReference) else item
+            for item in items
+        ]
         whole = msgspec.structs.replace(self.request, input=[*kept[: len(earlier)], *items])
         FIELDS.check(whole, bounds)
         return self._replace(request=whole, num_earlier=len(earlier), named=named)

@@ -299,7 +299,9 @@ def unechoed(fields: Mapping[str, Raw]) -> list[str]:
 def echo_of(fields: Mapping[str, Raw]) -> dict[str, Raw]:
     """The fields of a request that every state of its response repeats: all but very long ones."""
     long = unechoed(fields)
-    return _NOT_GIVEN | {n: v for n, v in fields.items() if n in _ECHOED and n not in long}
+    return _NOT_GIVEN | {
+        name: value for name, value in fields.items() if name in _ECHOED and name not in long
+    }
 
 
 class Origin(NamedTuple):
@@ -364,8 +366,8 @@ class _Open:
     @property
     def text(self) -> str:
         """What the model wrote. For a custom tool it is the text inside the call's JSON."""
-        written = "".join(self.pieces)
-        return text_of(written) if self.kind is _CUSTOM_CALL else written
+        text = "".join(self.pieces)
+        return text_of(text) if self.kind is _CUSTOM_CALL else text
 
 
 @dataclass(slots=True, kw_only=True)
@@ -414,15 +416,15 @@ class ResponseWriter(Writer[Event, Response]):
                     yield from self._begin(_THOUGHT, content=[])
                 yield from self._add(text)
             case protocol.ToolUseStart(id=call_id, name=name):
-                tool_name, namespace, what = self.origins.get(name, (name, None, "function"))
+                origin = self.origins.get(name, Origin(name, None, "function"))
                 yield from self._end("completed")
-                kind = _CLIENT_CALLS.get(what)
+                kind = _CLIENT_CALLS.get(origin.kind)
                 if kind is not None:
-                    called: dict[str, Any] = {kind.action: action_of(what, "")}
+                    fields: dict[str, Any] = {kind.action: action_of(origin.kind, "")}
                 else:
-                    kind = _CUSTOM_CALL if what == "custom" else _CALL
-                    called = {"name": tool_name, "namespace": namespace or UNSET}
-                yield from self._begin(kind, call_id=call_id, **called)
+                    kind = _CUSTOM_CALL if origin.kind == "custom" else _CALL
+                    fields = {"name": origin.name, "namespace": origin.namespace or UNSET}
+                yield from self._begin(kind, call_id=call_id, **fields)
             case protocol.ToolInputDelta(partial_json=partial):
                 if self._open is None or self._open.kind not in _CALLS:
                     raise EngineFailed
@@ -479,7 +481,8 @@ class ResponseWriter(Writer[Event, Response]):
             yield self._within(f"{kind.part_events}.added", part=kind.part(""))
 
     def _add(self, text: str, **more: list[TokenLogprob]) -> Iterator[Event]:
-        """Add to the open item. Calls but those of functions go out when they are whole."""
+        """Add to the open item. Calls of functions go out in pieces, and all others when they are
+        whole."""
         if self._open is not None:
             self._open.pieces.append(text)
             self._open.logprobs += more.get("logprobs", [])
@@ -492,15 +495,15 @@ class ResponseWriter(Writer[Event, Response]):
             return
         kind = opened.kind
         text = opened.text
-        done = f"{opened.kind.text_events}.done"
+        done_event = f"{opened.kind.text_events}.done"
         payload: dict[str, Any] = {}
         if kind is _CALL:
             payload = {"arguments": text}
-            yield self._within(done, name=opened.item.name, **payload)
+            yield self._within(done_event, name=opened.item.name, **payload)
         elif kind is _CUSTOM_CALL:
             payload = {"input": text}
             yield self._within(f"{kind.text_events}.delta", delta=text)
-            yield self._within(done, **payload)
+            yield self._within(done_event, **payload)
         elif kind.tool:
             payload = {kind.action: action_of(kind.tool, text)}
             if kind.tool == "apply_patch" and status == "incomplete":
@@ -508,7 +511,7 @@ class ResponseWriter(Writer[Event, Response]):
         else:
             more: Any = {"logprobs": opened.logprobs} if kind is _MESSAGE else {}
             part = kind.part(text, **more)
-            yield self._within(done, text=text, **more)
+            yield self._within(done_event, text=text, **more)
             yield self._within(f"{kind.part_events}.done", part=part)
             payload = {"summary" if kind is _SUMMARY else "content": [part]}
             if kind is not _MESSAGE and self.seal is not None:
@@ -521,8 +524,8 @@ class ResponseWriter(Writer[Event, Response]):
     def _within(self, event: str, **more: Any) -> Event:
         """An event of the open item."""
         assert self._open is not None
-        counted = {self._open.kind.index: 0} if self._open.kind.index else {}
-        place = {"item_id": self._open.item.id, "output_index": self._open.index, **counted}
+        part_index = {self._open.kind.index: 0} if self._open.kind.index else {}
+        place = {"item_id": self._open.item.id, "output_index": self._open.index, **part_index}
         return self._event(event, **place, **more)
 
     def _event(self, event: str, **more: Any) -> Event:

@@ -58,7 +58,7 @@ def id_of(item: Raw) -> Any:
 def typed_list(
     value: Raw, path: str, typed_one: Callable[[Raw, str, Notepad], Any], notepad: Notepad
 ) -> Any:
-    """The list with `typed_one` of each of its items; another value as it is."""
+    """The list with what `typed_one` makes of each item; any other value as it is."""
     if bytes(memoryview(value)[:1]) != b"[":
         return value
     raws = _raws.decode(value)
@@ -139,7 +139,10 @@ def _hosted_call(kind: str, item: Mapping[str, Any]) -> dict[str, Any] | None:
             output = "\n".join(map(_written, texts))
         case "file_search_call" if isinstance(item.get("results"), list) and item["results"]:
             results = (result for result in item["results"] if isinstance(result, dict))
-            pairs = ((_written(r.get("filename")), _written(r.get("text"))) for r in results)
+            pairs = (
+                (_written(result.get("filename")), _written(result.get("text")))
+                for result in results
+            )
             arguments = _written({"queries": item.get("queries")})
             output = "\n\n".join(f"{filename}\n{text}" for filename, text in pairs)
         case _:

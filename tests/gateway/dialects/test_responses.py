@@ -27,6 +27,7 @@ from engine.protocol import (
     ToolUsePart,
     ToolUseStart,
 )
+from gateway.dialects.responses.client_tools import arguments_in
 from gateway.dialects.responses.lower import seal, unseal
 from tests.gateway.conftest import Stack
 from tests.gateway.openai_bodies import MODEL, frames
@@ -235,6 +236,12 @@ def test_a_clients_call_that_is_cut_off_or_wrong_has_its_fields(stack: Stack) ->
         [call] = asked(stack, tools=tools)["output"]
         assert action == (call.get("action") or call["operation"])
         assert call["status"] == ("in_progress" if name == "apply_patch" else "incomplete")
+
+
+def test_an_empty_object_in_an_action_is_left_out_only_where_it_is_the_default() -> None:
+    action = {"commands": ["ls"], "env": {}}
+    assert arguments_in("shell", action) == action
+    assert arguments_in("local_shell", {"type": "exec", **action}) == {"commands": ["ls"]}
 
 
 def test_a_shell_in_the_vendors_container_is_left_out_and_a_computer_refused(stack: Stack) -> None:
