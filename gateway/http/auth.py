@@ -99,7 +99,7 @@ class AdminGate:
         self._digest = digest_of(key.get_secret_value()) if key else None
 
     def is_admin(self, key: str) -> bool:
-        """Whether it is HOLDFAST_ADMIN_KEY."""
+        """Whether the key is HOLDFAST_ADMIN_KEY."""
         return self._digest is not None and hmac.compare_digest(digest_of(key), self._digest)
 
     def holder(self, scope: Scope) -> KeyHolder | None:

@@ -268,7 +268,7 @@ class BatchRunner:
         batch = running.batch
         num_before = len(running.ended)
 
-        async def run_one(row: BatchItem) -> None:
+        async def run_in_place(row: BatchItem) -> None:
             async with running.places:
                 is_over = self._clock.wall() >= batch.expires_at
                 if running.status != "in_progress" or is_over or not self._is_ours(running):
@@ -281,11 +281,11 @@ class BatchRunner:
 
         async def run_group(prefix: str, members: list[BatchItem]) -> None:
             if prefix not in running.warm:
-                await run_one(members.pop(0))
+                await run_in_place(members.pop(0))
                 running.warm.add(prefix)
             async with asyncio.TaskGroup() as tasks:
                 for row in members:
-                    tasks.create_task(run_one(row))
+                    tasks.create_task(run_in_place(row))
 
         async with asyncio.TaskGroup() as groups:
             for prefix, members in groupby(rows, key=lambda row: row.prefix):

@@ -12,10 +12,10 @@ import asyncio
 from engine.places import RoundRobin
 
 BATCH = 6
-"""Requests that begin in one round. What begins together goes together to the threads of the prompt
-worker and the journal: one by one they cost 2.3 times the changes of threads, and half as much CPU
-again (`scripts.bench.gateway`, 32 connections). A client that connects beside a crowd waits for
-five rounds (`tests/gateway/http/test_accepting.py`)."""
+"""Requests that begin in one round. Requests that begin together go together to the threads of the
+prompt worker and the journal. If they began one by one, they would cost 2.3 times as many changes
+of threads, and half as much CPU again (`scripts.bench.gateway`, 32 connections). A client that
+connects beside a crowd waits for five rounds (`tests/gateway/http/test_accepting.py`)."""
 
 
 class Beginnings:
@@ -45,6 +45,6 @@ class Beginnings:
             beginning = self._waiting.next()
             if beginning is None:
                 return
-            # It runs in the next round.
+            # The request runs in the next round.
             beginning.set_result(None)
             self._begin()

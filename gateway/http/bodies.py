@@ -15,7 +15,7 @@ from gateway.base.errors import BodyTimeout, ClientGone, TooLarge, UnsupportedMe
 from gateway.http.speaking import header_of
 
 BODY_BYTES_PER_SECOND = 16 * 1024
-"""For each this many bytes a body's deadline moves by a second.
+"""A body's deadline moves by a second each time that this many bytes have come.
 
 So a long body gets more time than a trickling one (the rule of Apache's `RequestReadTimeout`).
 """
@@ -26,7 +26,8 @@ class BoundedRequest(Request[Any, Any, Any]):
     """A request whose body is a `_Body`. Litestar's own would make a mapping of all headers."""
 
     async def body(self) -> bytes:
-        """Raise UnsupportedMedia for anything but uncompressed JSON in UTF-8, or as `_Body`."""
+        """Raise UnsupportedMedia for anything but uncompressed JSON in UTF-8, or an error of
+        `_Body`."""
         body: _Body = self.scope["state"]["body"]
         whole = await body.whole()
         if not whole:
@@ -54,7 +55,7 @@ class BodyBounds(NamedTuple):
     seconds: float
     # The bytes of all bodies.
     bodies: BodyBytes
-    # The rate of large bodies. One beyond its workspace's rate is left in the socket for a while.
+    # The rate of large bodies. A body beyond its workspace's rate stays in the socket for a while.
     large: LargeBodies
 
 
@@ -76,7 +77,7 @@ class BodyDeadline:
 
 
 class _Body:
-    """The body of one request. Its deadline runs from its making on.
+    """The body of one request. The time until its deadline runs from when it is made.
 
     When its first bytes come, it takes all the bytes that its head declares from `BodyBytes`.
     """
@@ -95,7 +96,8 @@ class _Body:
         self._num_read = 0
 
     async def whole(self) -> bytes:
-        """Read it. Raise TooLarge, BodyTimeout, ClientGone, or as `BodyBytes.take`."""
+        """Read the body. Raise TooLarge, BodyTimeout, ClientGone, or an error of
+        `BodyBytes.take`."""
         pieces = list[bytes]()
         more = True
         if self._declared > self._bounds.most_bytes:
@@ -114,8 +116,8 @@ class _Body:
             if num_bytes:
                 if self._num_read + num_bytes > self._bounds.most_bytes:
                     raise TooLarge
-                waited = await self.grow(num_bytes, self._declared)
-                self._deadline += num_bytes / BODY_BYTES_PER_SECOND + waited
+                wait_seconds = await self.grow(num_bytes, self._declared)
+                self._deadline += num_bytes / BODY_BYTES_PER_SECOND + wait_seconds
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def grow(self, num_bytes: int, declared: int) -> float:

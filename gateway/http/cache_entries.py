@@ -123,8 +123,8 @@ class CacheEntriesController(Controller):
     async def release(
         self, request: KeyRequest, entry_id: FromPath[str], services: NamedDependency[Services]
     ) -> DeletedCacheEntry:
-        """End an entry, leased or not, on every engine. Raise NotFound where none has it, and
-        NoEngineReady where none of those that answered has it."""
+        """End an entry, leased or not, on every engine. Raise NotFound if all engines answered and
+        none has it. Raise NoEngineReady if some did not answer and none of the others has it."""
         entry = _checked(entry_id, "id")
         workspace = request.user.workspace
         scope = services.keyring.scope_of(workspace)

@@ -117,8 +117,8 @@ async def held_by(
 ) -> tuple[HeldContent, int] | None:
     """The prompt of the cached content of this name, and its bytes. None without a name.
 
-    `field` is where the request names it. Raise NotFound for one that is not there, InvalidRequest
-    for one of another model.
+    `field` is where the request names it. Raise NotFound if there is no such content, and
+    InvalidRequest if it is of another model.
     """
     if name is None:
         return None
@@ -148,12 +148,12 @@ async def _create(request: KeyRequest, body: bytes) -> caches.CachedContent:
     creation, left_out, packed, num_bytes = await services.workers.run(workspace, len(body), read)
     prompted = creation.prompted
     model = services.find_model(creation.model)
-    expires = expiry_of(creation, now, services.bounds.cached_content_seconds)
-    if expires is None:
-        expires = now + timedelta(seconds=_DEFAULT_SECONDS)
+    expiry = expiry_of(creation, now, services.bounds.cached_content_seconds)
+    if expiry is None:
+        expiry = now + timedelta(seconds=_DEFAULT_SECONDS)
     async with services.reads["store"].taken(workspace):
         await services.cached_contents.check_room(workspace, num_bytes, now)
-    holdfast, prefix = await _hold(request, model, prompted, num_bytes, expires - now, left_out)
+    holdfast, prefix = await _hold(request, model, prompted, num_bytes, expiry - now, left_out)
     content = CachedContent(
         id=secrets.token_hex(12),
         workspace_id=workspace,
@@ -164,8 +164,8 @@ async def _create(request: KeyRequest, body: bytes) -> caches.CachedContent:
         prefix=prefix,
         created_at=now,
         updated_at=now,
-        expires_at=expires,
-        held_until=expires,
+        expires_at=expiry,
+        held_until=expiry,
     )
     await services.cached_contents.create(content, packed)
     return msgspec.structs.replace(_answer(content), holdfast=holdfast)
@@ -178,18 +178,18 @@ async def _update(request: KeyRequest, content_id: str, body: bytes) -> caches.C
     workspace = request.user.workspace
     now = services.clock.wall()
     change = decode_update(body, services.bounds)
-    expires = expiry_of(change, now, services.bounds.cached_content_seconds)
+    expiry = expiry_of(change, now, services.bounds.cached_content_seconds)
     content, packed = await _with_body(request, content_id.removeprefix(_PREFIX))
-    if expires is None:
+    if expiry is None:
         raise InvalidRequest("ttl: is required, or expireTime: nothing else can be changed")
     holdfast: Holdfast | UnsetType = UNSET
-    if expires > content.held_until:
+    if expiry > content.held_until:
         model = services.find_model(content.model)
         prompted = await services.workers.run(workspace, content.num_bytes, _unpacked, packed)
-        holdfast, _ = await _hold(request, model, prompted, content.num_bytes, expires - now)
-    held_until = max(expires, content.held_until)
-    await services.cached_contents.move_expiry(content, expires, held_until, now)
-    content = msgspec.structs.replace(content, expires_at=expires, updated_at=now)
+        holdfast, _ = await _hold(request, model, prompted, content.num_bytes, expiry - now)
+    held_until = max(expiry, content.held_until)
+    await services.cached_contents.move_expiry(content, expiry, held_until, now)
+    content = msgspec.structs.replace(content, expires_at=expiry, updated_at=now)
     return msgspec.structs.replace(_answer(content), holdfast=holdfast)
 
 
@@ -212,14 +212,14 @@ async def _hold(
     arrived = request.scope["state"]["arrived"]
     context = services.context_of(request.user, model, arrived)
     # Templates want a user's turn at the end. This one comes after what is held.
-    warming = GenerateRequest(
+    warm_up = GenerateRequest(
         contents=[Content([Part(text=".")])], generation_config=GenerationConfig()
     )
-    warming.generation_config.max_output_tokens = 0
+    warm_up.generation_config.max_output_tokens = 0
 
     def make() -> Ask:
-        held = _held(prompted, lifetime.total_seconds())
-        return ask_of(reduced(warming, left_out), context, stream=False, held=held)
+        content = _held(prompted, lifetime.total_seconds())
+        return ask_of(reduced(warm_up, left_out), context, stream=False, held=content)
 
     ask = await services.workers.run(request.user.workspace, num_bytes, make)
     findings = Findings()

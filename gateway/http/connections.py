@@ -1,8 +1,8 @@
 """Bounds on clients' connections: how many may stay, and the size and time of a request.
 
 uvicorn bounds none of this, and an ASGI application is called only after a whole head. Bodies are
-bounded where they are read (`bodies.py`). A request that is wrong is refused behind the answers to
-those before it.
+bounded where they are read (`bodies.py`). A wrong request is refused after the requests before it
+were answered.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from gateway.http.errors import reply_without_route
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+;=%-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?\Z")
 _ABSOLUTE = re.compile(rb"https?://([^/?]*)(/?)(.*)\Z", re.IGNORECASE)
 SERVER = "*"
-"""The target of an OPTIONS that asks of no path, but of the server."""
+"""The target of an OPTIONS request that asks about the server, and not about a path."""
 
 
 def check_head(
@@ -32,8 +32,8 @@ def check_head(
 ) -> bytes:
     """The path that a head asks for, with its query. Raise InvalidRequest for a head that must not
     be served. The target is a path, or a URL whose host replaces the header (RFC 9112, 3.2.2). A
-    URL without a path has the path `/`, but for OPTIONS, which asks of the SERVER then (3.2.4).
-    Names of headers are in lower case; `version` is that of HTTP, such as `1.1`."""
+    URL without a path has the path `/`; in an OPTIONS request it stands for the SERVER (3.2.4).
+    Names of headers are in lower case. `version` is that of HTTP, such as `1.1`."""
     if version not in ("1.0", "1.1"):
         raise InvalidRequest("HTTP/1.1 and HTTP/1.0 are served, and no other version")
     if method == b"CONNECT":
@@ -95,7 +95,7 @@ class ConnectionLimits:
 
 
 class GuardedProtocol(SteadyProtocol):
-    """uvicorn's `http` setting is a partial of it: `bounds` are the first argument."""
+    """uvicorn's `http` setting is a partial of this class, with `bounds` as the first argument."""
 
     def __init__(self, bounds: ConnectionLimits, **options: Any) -> None:
         super().__init__(**options)
@@ -109,12 +109,12 @@ class GuardedProtocol(SteadyProtocol):
         # The request that is answered. uvicorn's `cycle` is the one that came last.
         self._answered: RequestResponseCycle | None = None
         self._is_in_body = False
-        # Nothing that comes from now on is a request.
+        # Whether bytes that come from now on are no longer read as requests.
         self._is_deaf = False
         self._failure: GatewayError | None = None
         # A refusal that waits for the answers before it.
         self._pending: GatewayError | None = None
-        # For a head.
+        # Ends the time for a head.
         self._deadline: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
         # Called when the client hangs up while a request of it is answered.
@@ -126,9 +126,9 @@ class GuardedProtocol(SteadyProtocol):
             self._refuse(TooManyConnections())
 
     def evict(self) -> None:
-        """Another connection needs its place. A request that has no answer yet has this for one,
-        and its turn ends as if the client had hung up. Of a new connection the first request may be
-        on its way."""
+        """Close this connection, because another one needs its place. A request whose answer has
+        not begun is answered with TooManyConnections, and its turn ends as if the client had hung
+        up. A new connection gets that answer too, because its first request may be on its way."""
         answered = self._answered
         is_answered = answered is not None and answered.response_complete
         is_answering = answered is not None and answered.response_started and not is_answered
@@ -169,7 +169,7 @@ class GuardedProtocol(SteadyProtocol):
         if self.transport.is_closing():
             self._on_leave = on_leave()
         else:
-            self.flow.resume_reading()  # only so is it seen that the client has left
+            self.flow.resume_reading()  # else nobody notices that the client has left
 
     def feed(self, data: bytes) -> None:
         if self._is_deaf:
@@ -210,8 +210,8 @@ class GuardedProtocol(SteadyProtocol):
 
     @property
     def is_in_last_body(self) -> bool:
-        """Whether the body of the request that is answered has not come whole. The answer is the
-        connection's last then: nobody will read the rest."""
+        """Whether the body of the request that is answered is still coming. The answer is then the
+        connection's last, because nobody will read the rest."""
         return self._is_in_body and not self.pipeline
 
     # httptools calls these. An exception in one is an HttpParserError of `feed_data`.
@@ -238,7 +238,7 @@ class GuardedProtocol(SteadyProtocol):
         self._disarm()
         super().on_headers_complete()
         if self._on_leave is not None:
-            self.flow.resume_reading()  # a request behind the watched one ends it
+            self.flow.resume_reading()  # a request behind the watched one has paused it
         self._is_in_body = True
         if not self.pipeline:
             self._answered = self.cycle
@@ -316,7 +316,7 @@ class GuardedProtocol(SteadyProtocol):
             self._say(None if answered.response_started else failure)
         else:
             self._pending = failure
-            self.flow.resume_reading()  # only so is it seen that the client has left
+            self.flow.resume_reading()  # else nobody notices that the client has left
 
     def _say(self, failure: GatewayError | None, reason: str | None = None) -> None:
         request_id = None
@@ -326,7 +326,7 @@ class GuardedProtocol(SteadyProtocol):
             for name, value in self.server_state.default_headers:
                 headers[name.decode()] = value.decode()
             head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-            # The other dialect's 529 is no status that a proxy knows.
+            # Proxies do not know the status 529, which is Anthropic's own.
             status = STATUS_LINE[503 if isinstance(failure, Overloaded) else failure.status]
             self.transport.write(status + head.encode() + b"\r\n" + body)
         if reason is None:

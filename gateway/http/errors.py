@@ -69,7 +69,7 @@ def origin_of(request: Request[Any, Any, Any]) -> Origin:
 
 
 async def before_send(message: Message, scope: Scope) -> None:
-    """Add the ids of the request and the organization to every response, and count it."""
+    """Add the ids of the request and the organization to every response, and count the response."""
     if message["type"] != "http.response.start":
         return
     dialect = dialect_of(scope)

@@ -81,7 +81,7 @@ def header_mark_of(
     if header_of(scope, _KEEP_HEADER) is None:
         return None
     if not is_taken:
-        raise InvalidRequest(f"{HEADER}: not here; `cache_control.holdfast` of a block asks")
+        raise InvalidRequest(f"{HEADER}: not taken here; a block asks by `cache_control.holdfast`")
     # `request.headers` would decode all of them.
     values = [value.decode("latin-1") for name, value in scope["headers"] if name == _KEEP_HEADER]
     fields = [field.partition("=") for field in "; ".join(values).split(";")]
@@ -91,7 +91,7 @@ def header_mark_of(
             raise InvalidRequest(f"{HEADER}: a field is there twice")
         approximate = msgspec.convert(by_name, Approximate, strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"{HEADER}: {error}; `keep=0.5; scorer=kvzip` is one") from None
+        raise InvalidRequest(f"{HEADER}: {error}; write `keep=0.5; scorer=kvzip`") from None
     approximate.check(HEADER)
     wish = approximate.wish("5m")
     if not isinstance(wish, ApproximateMark):

@@ -1,7 +1,7 @@
 """Images by address, from hosts that the operator lists.
 
-Otherwise the writer of a prompt could choose what this server calls (CWE-918). These rules are from
-OWASP's cheat sheet on server-side request forgery:
+If any host were called, the writer of a prompt could choose what this server calls (CWE-918). These
+rules are from OWASP's cheat sheet on server-side request forgery:
 
 - Only listed hosts are called, by `https` on its own port. No redirect is followed.
 - The connection goes to the address that was checked, so a second look-up can't change it (DNS
@@ -23,7 +23,7 @@ from gateway.prompt.images import MAX_IMAGE_BYTES, REFUSED
 
 PORT = 443
 SECONDS = 20.0
-"""The time for all images of a request. Each silence is bounded besides (5 s)."""
+"""The time for all images of a request. A silence of 5 s ends a fetch before that."""
 PER_WORKSPACE = 4
 """How many requests of a workspace fetch images at once."""
 MAX_BYTES = 3 * MAX_IMAGE_BYTES
@@ -33,7 +33,7 @@ _WITH_IPV4 = [IPv6Network(net) for net in ("64:ff9b::/96", "64:ff9b:1::/48", "::
 
 
 async def look_up(host: str) -> Sequence[tuple[str, int]]:
-    """Addresses and ports of a host. Raises OSError and UnicodeError."""
+    """The addresses and ports of a host. Raise OSError or UnicodeError."""
     loop = asyncio.get_running_loop()
     answers = await loop.getaddrinfo(host, PORT, type=SOCK_STREAM)
     return [(str(address[0]), PORT) for *_, address in answers]
@@ -78,11 +78,11 @@ class ImageHosts:
         InvalidRequest with the place, or RateLimited."""
         files = dict[str, bytes]()
         async with self._places.taken(workspace):
-            ends = asyncio.get_running_loop().time() + SECONDS
+            deadline = asyncio.get_running_loop().time() + SECONDS
             room = MAX_BYTES
             for address, place in places.items():
                 try:
-                    async with asyncio.timeout_at(ends):
+                    async with asyncio.timeout_at(deadline):
                         file = await self._get(address, min(room, MAX_IMAGE_BYTES))
                 except _Refused as error:
                     raise InvalidRequest(f"{place}: {error}. {REFUSED}") from None

@@ -127,15 +127,16 @@ class _Earlier:
         self._held: HeldContent | None = None
 
     async def fetch(self, decoded: Decoded) -> tuple[Decoded, int]:
-        """The request with what it continues before it, and the bytes of that. Raise InvalidRequest
-        for an interaction that is not stored, and NotFound for a missing cached content."""
+        """The request behind what it continues, and the bytes of what it continues. Raise
+        InvalidRequest for an interaction that is not stored, and NotFound for a missing cached
+        content."""
         services = services_of(self._request)
         model = services.find_model(decoded.model)
         name = decoded.request.cached_content or None
         num_bytes = 0
-        held = await held_by(self._request, name, model, "cached_content")
-        if held is not None:
-            self._held, num_bytes = held
+        content = await held_by(self._request, name, model, "cached_content")
+        if content is not None:
+            self._held, num_bytes = content
         previous = decoded.request.previous_interaction_id
         if not previous:
             return decoded, num_bytes
@@ -144,9 +145,9 @@ class _Earlier:
         steps = items_in(earlier)
         num_earlier_bytes = sum(map(len, steps))
         num_lost = len(self._chain) - len(earlier)
-        behind = partial(decoded.behind, steps, num_lost, services.bounds)
+        join = partial(decoded.behind, steps, num_lost, services.bounds)
         workspace = self._request.user.workspace
-        whole = await services.workers.run(workspace, num_earlier_bytes, behind)
+        whole = await services.workers.run(workspace, num_earlier_bytes, join)
         return whole, num_bytes + num_earlier_bytes
 
     def lower(self, decoded: Decoded, context: RequestContext) -> Prepared:

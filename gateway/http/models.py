@@ -25,7 +25,7 @@ from gateway.http.services import Services
 from gateway.http.speaking import dialect_of
 from gateway.prompt.ask import Dialect
 
-# An own model's release date is not known. The API allows the epoch for that.
+# The release date of an engine's own model is not known. The API allows the epoch for that.
 _UNKNOWN_DATE = "1970-01-01T00:00:00Z"
 
 

@@ -85,5 +85,5 @@ def _rule(schema: Mapping[str, Any]) -> tuple[str, Callable[[str], bool]]:
 def _bounds(schema: Mapping[str, Any], low: str, high: str, unit: str = "") -> str:
     if high not in schema:
         return f" of at least {schema[low]}{unit}" if low in schema else ""
-    between = f"{schema[low]} to {schema[high]}" if low in schema else f"at most {schema[high]}"
-    return f" of {between}{unit}" if unit else f" from {between}"
+    limits = f"{schema[low]} to {schema[high]}" if low in schema else f"at most {schema[high]}"
+    return f" of {limits}{unit}" if unit else f" from {limits}"

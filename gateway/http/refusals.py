@@ -50,8 +50,8 @@ class Refusals:
             self._newest.popitem(last=False)
         if refusal.workspace and refusal.key and refusal.limit:
             limit_key = refusal.workspace, refusal.key, refusal.limit
-            before, _ = self._limited.get(limit_key, (0, 0))
-            self._limited[limit_key] = before + 1, refusal.at_ms
+            count, _ = self._limited.get(limit_key, (0, 0))
+            self._limited[limit_key] = count + 1, refusal.at_ms
             self._limited.move_to_end(limit_key)
             while len(self._limited) > MAX_LIMITED:
                 self._limited.popitem(last=False)

@@ -1,8 +1,9 @@
-"""Which dialect a request speaks. Errors come in it, also where the request has no route.
+"""Which dialect a request speaks. Errors come in that dialect, also where the request
+has no route.
 
-Paths of one dialect alone decide. Clients of all dialects use `/v1/models` and `/v1/cache/`. There
-Anthropic's clients are known by their version header, and Google's by where they put their key or
-by calling a model. All others speak OpenAI's dialect.
+A path that only one dialect has decides. Clients of all dialects use `/v1/models` and `/v1/cache/`.
+There Anthropic's clients are known by their version header, and Google's by where they put their
+key or by calling a model. All others speak OpenAI's dialect.
 """
 
 from collections.abc import Mapping

@@ -25,11 +25,14 @@ PREFIXES: dict[Kind, str] = {"Conversation": "conv_", "Interaction": "v1_", "Res
 
 
 async def stored_of(request: KeyRequest, kind: Kind, stored_id: str) -> StoredResponse:
-    """What is stored under this id. Raise NotFound where nothing is, or another workspace's."""
+    """What is stored under this id. Raise NotFound if nothing is, or if it belongs to another
+    workspace."""
     ids = [stored_id] if stored_id.startswith(PREFIXES[kind]) else []
     stored = (await stored_by_id(request, ids)).get(stored_id)
     if stored is None:
-        raise NotFound(f"{kind} with id '{stored_id[:64]}' not found: none is kept of this id.")
+        raise NotFound(
+            f"{kind} with id '{stored_id[:64]}' not found: nothing is kept under this id."
+        )
     return stored
 
 
@@ -83,8 +86,8 @@ class Continued:
         self._chain: list[Link] = []
 
     async def fetch(self, decoded: Decoded) -> tuple[Decoded, int]:
-        """The request with what it continues before it, and the bytes of that. Raise InvalidRequest
-        for what is not stored."""
+        """The request behind what it continues, and the bytes of what it continues. Raise
+        InvalidRequest for what is not stored."""
         previous = decoded.request.previous_response_id
         conversation = decoded.request.conversation_id
         if previous is None and conversation is None and not decoded.references:
@@ -97,7 +100,9 @@ class Continued:
         earlier = await chain_of(self._request, self._chain, path)
         if len(earlier) < len(self._chain):
             num_lost = len(self._chain) - len(earlier)
-            decoded.notepad.ignore(path, f"of the responses before {num_lost} are kept no longer")
+            decoded.notepad.ignore(
+                path, f"{num_lost} of the responses before it are no longer kept"
+            )
         # Responses are read one after the other, because their bytes are known only then.
         referenced = list[Raw]()
         num_bytes = 0
@@ -112,9 +117,9 @@ class Continued:
         items = items_in(earlier)
         num_bytes += sum(map(len, items))
         services = services_of(self._request)
-        behind = partial(decoded.behind, items, referenced, services.bounds)
+        join = partial(decoded.behind, items, referenced, services.bounds)
         workspace = self._request.user.workspace
-        return await services.workers.run(workspace, num_bytes, behind), num_bytes
+        return await services.workers.run(workspace, num_bytes, join), num_bytes
 
     async def _chain_in(self, conversation_id: str) -> list[Link]:
         try:

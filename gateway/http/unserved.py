@@ -1,4 +1,4 @@
-"""Messages for paths and methods that are not served. They name the nearest one that is.
+"""Messages for paths and methods that are not served. They name the nearest served one.
 
 Most such requests come from a client whose base URL wrongly ends in `/v1`, or wrongly does not.
 """
@@ -37,7 +37,7 @@ _NOT_DONE = {
     "vector_stores": "searches no files",
     "videos": "makes no videos",
 }
-"""Calls of the vendors' APIs that have no part here, by the first word behind the version."""
+"""Calls of the vendors' APIs that have no part here, by the first word after the version."""
 _VERSIONS = ("/v1", "/v1beta")
 _MODEL_METHODS = (":generateContent", ":streamGenerateContent", ":countTokens")
 
@@ -51,15 +51,15 @@ def not_found_message(path: str) -> str:
     if not rest or rest in _VERSIONS:
         return "not found: this is an API, described at /openapi.json; turns go to /v1/messages"
     if rest.endswith(_MODEL_METHODS):
-        meant = f"/v1beta/models/MODEL:{rest.rpartition(':')[2]}"
+        suggestion = f"/v1beta/models/MODEL:{rest.rpartition(':')[2]}"
     else:
         nearest = get_close_matches(rest, _SERVED, n=1, cutoff=0.8)
         if not nearest:
             first = rest.lstrip("/").partition("/")[0]
-            lacks = f"; this server {_NOT_DONE[first]}" if first in _NOT_DONE else ""
-            return f"not found: {path_shown}{lacks}"
-        meant = _SERVED[nearest[0]]
-    message = f"not found: {path_shown}; did you mean {meant}?"
+            reason = f"; this server {_NOT_DONE[first]}" if first in _NOT_DONE else ""
+            return f"not found: {path_shown}{reason}"
+        suggestion = _SERVED[nearest[0]]
+    message = f"not found: {path_shown}; did you mean {suggestion}?"
     if rest in _SERVED:
         message += (
             " Anthropic's SDKs take a base URL without /v1, OpenAI's take one that ends in /v1."
