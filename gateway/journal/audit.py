@@ -65,8 +65,8 @@ class Audit:
                 await self.look()
                 seconds = self._seconds_to_next_day()
                 if self.findings:
-                    took = self._clock.monotonic() - began
-                    seconds = min(seconds, max(_FOUND_SECONDS, took / _SHARE))
+                    look_seconds = self._clock.monotonic() - began
+                    seconds = min(seconds, max(_FOUND_SECONDS, look_seconds / _SHARE))
             except GatewayError as error:
                 get_logger("audit").warning("turns_not_counted", error=str(error))
                 seconds = _RETRY_SECONDS

@@ -118,20 +118,20 @@ class Drain:
                 # A look into the journal takes a trip to its thread, so it is left out where there
                 # is nothing to move. The last one is always made: closes may be on their way.
                 has_nothing = self.has_looked and not (is_last or self.journal.num_closed)
-                moved = 0 if has_nothing else await self.step()
+                num_moved = 0 if has_nothing else await self.step()
                 backoff = _IDLE_SECONDS
-                rest = _GATHER_SECONDS if moved else _IDLE_SECONDS
+                rest = _GATHER_SECONDS if num_moved else _IDLE_SECONDS
                 self.problem = None
-                self.is_behind = moved >= _BATCH
+                self.is_behind = num_moved >= _BATCH
             except GatewayError as error:
                 self.metrics.count("drain_failures")
                 self.problem = str(error)
                 self.is_behind = True
                 get_logger("drain").warning("drain_failed", error=str(error), retry_seconds=backoff)
-                moved = 0
+                num_moved = 0
                 rest = backoff
                 backoff = min(backoff * 2, _MAX_BACKOFF_SECONDS)
-            if moved < _BATCH:
+            if num_moved < _BATCH:
                 await pause(stopping, rest)
 
     async def step(self) -> int:

@@ -16,7 +16,7 @@ from gateway.journal.versions import APPLICATION, FILE, FORMAT, connect_to_read
 # The file and SQLite's own beside it.
 FILES = (FILE, f"{FILE}-wal", f"{FILE}-shm")
 INSTANCES = "instances"
-# Of the folders in which damaged files are kept.
+# The beginning of the names of folders in which damaged files are kept.
 DAMAGED_PREFIX = "damaged-"
 _MODE = 0o600
 _SCHEMA = f"""
@@ -92,8 +92,8 @@ def open_file(directory: Path) -> Table:
                 raise Damaged("it is no journal")
     # SQLite gives its log the file's own mode.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE))
-    for kept in (*directory.glob(f"{FILE}*"), *directory.glob(f"{DAMAGED_PREFIX}*/{FILE}*")):
-        kept.chmod(_MODE)
+    for file in (*directory.glob(f"{FILE}*"), *directory.glob(f"{DAMAGED_PREFIX}*/{FILE}*")):
+        file.chmod(_MODE)
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")

@@ -35,8 +35,8 @@ def last_attempts(counts: Iterable[Counted]) -> dict[str, Counted]:
         turn_id, attempt = turn_of(counted.final.request_id)
         if is_try(turn_id):
             continue
-        before = last.get(turn_id)
-        if before is None or attempt > turn_of(before.final.request_id)[1]:
+        earlier = last.get(turn_id)
+        if earlier is None or attempt > turn_of(earlier.final.request_id)[1]:
             last[turn_id] = counted
     return last
 

@@ -53,7 +53,7 @@ class _Leftover:
     since: float
     # The engines that must still be asked to cancel it.
     to_cancel: set[str]
-    # The engines that answered in this step that it does not run there.
+    # The engines that answered in this step that the turn does not run there.
     denied: set[str] = field(default_factory=set)
     is_charged: bool = False
 
@@ -64,7 +64,7 @@ class _Retired:
 
     engine: str
     since: float
-    # Whether the engine answered that it does not run.
+    # Whether the engine answered that the request does not run.
     is_denied: bool = False
 
 
@@ -82,7 +82,7 @@ class Witness(Protocol):
 
 @dataclass(slots=True)
 class Reconciler:
-    """Closes turns that an earlier process left open."""
+    """Closes turns that ended without their last frame, here or in an earlier process."""
 
     journal: Journal
     engines: Sequence[Witness]
@@ -129,13 +129,13 @@ class Reconciler:
 
     async def run(self, stopping: asyncio.Event) -> None:
         # An engine is swept when it first answers, and then at each interval.
-        swept: dict[str, float] = {}
+        swept_at: dict[str, float] = {}
         while not stopping.is_set():
             now = self.monotonic()
             ready = [engine.name for engine in self.engines if engine.is_ready]
-            is_sweep = any(now - swept.get(name, -inf) >= _SWEEP_SECONDS for name in ready)
+            is_sweep = any(now - swept_at.get(name, -inf) >= _SWEEP_SECONDS for name in ready)
             if is_sweep:
-                swept = dict.fromkeys(ready, now)
+                swept_at = dict.fromkeys(ready, now)
             if is_sweep or self._pending or self._retired:
                 try:
                     await self.step(is_sweep=is_sweep)
@@ -281,7 +281,7 @@ class Reconciler:
         """Close turns in groups, so that they share writes to the disk. Raise the journal's error
         for a turn when all of its group have ended."""
 
-        async def close_one(leftover: _Leftover) -> None:
+        async def close_leftover(leftover: _Leftover) -> None:
             if not leftover.is_charged:
                 self.charge(leftover.record)
                 leftover.is_charged = True
@@ -292,7 +292,7 @@ class Reconciler:
         waiting = list(leftovers)
         for start in range(0, len(waiting), _CLOSED_TOGETHER):
             group = waiting[start : start + _CLOSED_TOGETHER]
-            closing = map(close_one, group)
+            closing = map(close_leftover, group)
             for failure in await asyncio.gather(*closing, return_exceptions=True):
                 if failure is not None:
                     raise failure
@@ -308,9 +308,9 @@ class Reconciler:
         # A try of a row that neither of them has was given up, and the row runs again.
         given_up = {turn_id for turn_id in unknown - self._pending.keys() if is_try(turn_id)}
         stored = in_ledger | given_up
-        done = [request for request in requests if turn_of(request)[0] in stored]
-        if done:
-            await engine.ack(done)
+        stored_requests = [request for request in requests if turn_of(request)[0] in stored]
+        if stored_requests:
+            await engine.ack(stored_requests)
         # These turns of this process are not lost, even if a damaged file lost their records.
         retired = {turn_of(request_id)[0] for request_id in self._retired}
         lost = unknown - stored - self._pending.keys() - retired

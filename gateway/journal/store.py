@@ -247,13 +247,13 @@ class Journal:
 
     async def forget_contents(self, turn_ids: Sequence[str]) -> int:
         """Remove the contents of these turns; return the bytes that were removed."""
-        removed: int = await self._do(lambda table: contents.remove(table.db, turn_ids))
-        return removed
+        num_bytes: int = await self._do(lambda table: contents.remove(table.db, turn_ids))
+        return num_bytes
 
     async def purge_contents(self, workspace: str) -> tuple[int, int]:
         """Remove the contents of a workspace; return how many there were, and their bytes."""
-        removed: tuple[int, int] = await self._do(lambda table: contents.purge(table.db, workspace))
-        return removed
+        sums: tuple[int, int] = await self._do(lambda table: contents.purge(table.db, workspace))
+        return sums
 
     async def empty_log(self) -> None:
         """Move SQLite's log into the file, because it has former pages. Raise
@@ -347,13 +347,13 @@ class Journal:
         return await self._wait(self._submit(work))
 
     async def _wait(self, future: asyncio.Future[Any]) -> Any:
-        late = asyncio.get_running_loop().call_later(_DEADLINE_SECONDS, _fail, future)
+        timer = asyncio.get_running_loop().call_later(_DEADLINE_SECONDS, _fail, future)
         try:
             return await future
         except (sqlite3.Error, OSError):
             raise JournalUnavailable from None
         finally:
-            late.cancel()
+            timer.cancel()
 
     def _submit(self, work: Work, *, must: bool = False) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
@@ -506,8 +506,8 @@ class Journal:
 
     def _bring_over(self, table: Table, instances: list[str], *, is_hurt: bool) -> None:
         """Copy what can be read of damaged files, and begin a new instance if anything was lost."""
-        kept = sorted(self._directory.glob(f"{DAMAGED_PREFIX}*"))
-        unread = [folder for folder in kept if not (folder / "read").exists()]
+        folders = sorted(self._directory.glob(f"{DAMAGED_PREFIX}*"))
+        unread = [folder for folder in folders if not (folder / "read").exists()]
         for folder in unread:
             # Rows that are here already stay as they are.
             rows = table.numbers()[0].values()
@@ -534,7 +534,7 @@ class Journal:
             self._log.error("journal_damaged", file=FILE, error="it is gone")
         for folder in unread:
             (folder / "read").touch()
-        self.damaged = [folder.name for folder in kept]
+        self.damaged = [folder.name for folder in folders]
 
     def _write_instances(self) -> None:
         path = self._directory / "instances.new"
@@ -553,15 +553,15 @@ class Journal:
 
     def _keep_aside(self, error: Exception) -> None:
         """Move the file, as it is, into a folder of its own."""
-        kept = self._directory / f"{DAMAGED_PREFIX}{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
-        kept.mkdir()
+        folder = self._directory / f"{DAMAGED_PREFIX}{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+        folder.mkdir()
         for name in FILES:
             with suppress(FileNotFoundError):
-                (self._directory / name).rename(kept / name)
+                (self._directory / name).rename(folder / name)
         sync_directory(self._directory)
         # When a file is closed, SQLite writes its log into it, but not into one that was moved.
         self._close()
-        self._log.error("journal_damaged", file=FILE, error=str(error), kept=kept.name)
+        self._log.error("journal_damaged", file=FILE, error=str(error), kept=folder.name)
 
 
 def _fail(future: asyncio.Future[Any], error: Exception | None = None) -> None:

@@ -143,9 +143,9 @@ class Table:
 
     def forget(self, turn_ids: Sequence[str]) -> None:
         """Remove turns that the ledger has, and count them by the day (UTC) on which they began."""
-        removed = self.db.execute(_FORGET, (json.dumps(list(turn_ids)),)).fetchall()
+        records = self.db.execute(_FORGET, (json.dumps(list(turn_ids)),)).fetchall()
         days: Counter[int] = Counter()
-        for (record,) in removed:
+        for (record,) in records:
             with suppress(msgspec.MsgspecError):  # a broken record is not counted
                 opened_ms = int(_moment(record).opened_at.timestamp() * 1000)
                 days[opened_ms // _DAY_MS * _DAY_MS] += 1

@@ -3,9 +3,9 @@
 A journal of a newer version, or from before the first format, is refused and left as it is. So
 none of its turns is lost. Lower formats are brought up to date (`file.py`).
 
-`PRAGMA user_version` is the format. Formats 0 and 1 are the first one's; 2 counts what it forgets;
-3 has tries of batches' rows, with their results; 4 has the contents of turns;
-5 has writes for 12 hours, which an earlier version would leave out of a turn.
+`PRAGMA user_version` is the format. 0 and 1 are the first format. 2 counts the turns that the
+journal forgets. 3 has tries of batches' rows, with their results. 4 has the contents of turns. 5
+has writes for 12 hours, which an earlier version would leave out of a turn.
 """
 
 import sqlite3

@@ -1,4 +1,4 @@
-"""Silent damage to turns is found by a checksum over what each is billed.
+"""Silent damage to turns is found by a checksum over what each turn is billed for.
 
 SQLite itself finds only damage to its own structure. The checksum is CRC-32 (ISO 3309), as in the
 journal's records. It finds every change of up to 32 bits in a row, and all but one in 2^32 of the
@@ -37,7 +37,7 @@ _COLUMNS_BEHIND = (
     "cost_without_cache_nano",
 )
 _FIRST_WRITES = ("cache_write_5m_tokens", "cache_write_30m_tokens", "cache_write_1h_tokens")
-# The columns of writes in each version. These never change: a new TTL class adds a version.
+# The columns of writes in each version. A version never changes: a new TTL class adds one.
 _WRITES_BY_VERSION = (
     _FIRST_WRITES,
     (*_FIRST_WRITES, "cache_write_12h_tokens"),

@@ -190,17 +190,17 @@ class Ledger:
     @asynccontextmanager
     async def _in_order(self, connection: AsyncConnection, seconds: float) -> AsyncIterator[None]:
         """Break the connection at the deadline. Throw it away where the block ends in an error."""
-        cutting = None
+        cut_timer = None
         if self.is_postgres:
             pooled = await connection.get_raw_connection()
-            cutting = PatientTimer(seconds, partial(_cut, pooled.driver_connection))
+            cut_timer = PatientTimer(seconds, partial(_cut, pooled.driver_connection))
         is_in_order = False
         try:
             yield
             is_in_order = True
         finally:
-            if cutting is not None:
-                cutting.cancel()
+            if cut_timer is not None:
+                cut_timer.cancel()
             if not is_in_order:
                 self._later(_throw_away(connection))
 

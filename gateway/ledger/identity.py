@@ -77,7 +77,8 @@ class Identity:
             def connected(*_: Any) -> None:
                 self._file = self._file or _file_id(path)
 
-            # Checked before connecting: SQLite would make an empty file in place of a missing one.
+            # The file is checked before connecting, because SQLite would make an empty file in
+            # place of a missing one.
             event.listen(engine, "do_connect", lambda *_: self.check_file())
             event.listen(engine, "connect", connected)
 

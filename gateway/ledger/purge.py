@@ -18,9 +18,9 @@ from gateway.ledger.schema import (
     TurnContentRow,
 )
 
-_ROWS = 50
 _SECONDS = 60.0
-"""The rows of one delete. It is small, since a row may have megabytes that are written over."""
+_ROWS = 50
+"""The most rows of one delete. They are few, since a row may have megabytes that are zeroed."""
 _ENDED = "ended"
 _PURGED: tuple[tuple[str, type[Any], str], ...] = (
     ("turn_contents", TurnContentRow, "turn_id"),
@@ -65,9 +65,9 @@ async def _delete(ledger: Ledger, table: type[Any], column: Any, some: Any) -> i
     while True:
         async with ledger.transaction(_SECONDS) as connection:
             await _zeroing(ledger, connection)
-            gone = await connection.execute(delete(table).where(column.in_(some)))
-        total += gone.rowcount
-        if gone.rowcount < _ROWS:
+            deletion = await connection.execute(delete(table).where(column.in_(some)))
+        total += deletion.rowcount
+        if deletion.rowcount < _ROWS:
             return total
 
 
@@ -84,8 +84,8 @@ async def _delete_rows(ledger: Ledger, batch_id: str) -> int:
                 await connection.execute(delete(BatchRow).where(BatchRow.id == batch_id))
                 return total
             some = of_batch, BatchItemRow.position < first + _ROWS
-            gone = await connection.execute(delete(BatchItemRow).where(*some))
-        total += gone.rowcount
+            deletion = await connection.execute(delete(BatchItemRow).where(*some))
+        total += deletion.rowcount
 
 
 async def _zeroing(ledger: Ledger, connection: Any) -> None:

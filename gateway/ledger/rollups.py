@@ -350,7 +350,7 @@ def gap_changes(on_postgres: bool) -> Any:
     """
     other = aliased(TurnRow)
     place = sa.tuple_(TurnRow.opened_ms, TurnRow.id)
-    there = sa.tuple_(other.opened_ms, other.id)
+    other_place = sa.tuple_(other.opened_ms, other.id)
     backwards = other.opened_ms.desc(), other.id.desc()
     # `coalesce` keeps the database on the prefix's index. Without statistics SQLite might take the
     # workspace's index, and look at each turn of the workspace.
@@ -359,18 +359,18 @@ def gap_changes(on_postgres: bool) -> Any:
         other.prefix == TurnRow.prefix,
     )
     is_new = _are_new(other.id, on_postgres)
-    before = near.where(there < place).order_by(*backwards).limit(1).scalar_subquery()
-    if_old = near.with_only_columns(sa.case((is_new, sa.null()), else_=other.opened_ms))
-    following = if_old.where(there > place).order_by(other.opened_ms, other.id)
-    after = following.limit(1).scalar_subquery()
-    earlier = near.where(there < place, sa.not_(is_new)).order_by(*backwards).limit(1)
+    previous_ms = near.where(other_place < place).order_by(*backwards).limit(1).scalar_subquery()
+    old_ms = near.with_only_columns(sa.case((is_new, sa.null()), else_=other.opened_ms))
+    later = old_ms.where(other_place > place).order_by(other.opened_ms, other.id)
+    next_ms = later.limit(1).scalar_subquery()
+    earlier = near.where(other_place < place, sa.not_(is_new)).order_by(*backwards).limit(1)
     gaps = (
         sa.select(
             TurnRow.workspace_id,
             TurnRow.prefix,
-            (TurnRow.opened_ms - before).label("added"),
-            (after - TurnRow.opened_ms).label("next"),
-            sa.case((after.is_not(None), after - earlier.scalar_subquery())).label("former"),
+            (TurnRow.opened_ms - previous_ms).label("added"),
+            (next_ms - TurnRow.opened_ms).label("next"),
+            sa.case((next_ms.is_not(None), next_ms - earlier.scalar_subquery())).label("former"),
         )
         .where(TurnRow.prefix.is_not(None), _are_new(TurnRow.id, on_postgres))
         # PostgreSQL merges no query with an offset, so each gap is looked up once, not six times.
@@ -447,8 +447,8 @@ async def rebuild_whole(connection: AsyncConnection) -> None:
     prefix_key = (TurnRow.workspace_id, TurnRow.prefix)
     on_postgres = is_postgres(connection)
     place = (TurnRow.opened_ms, TurnRow.id)
-    before = sa.func.lag(TurnRow.opened_ms).over(partition_by=prefix_key, order_by=place)
-    gap = (TurnRow.opened_ms - before).label("gap")
+    previous_ms = sa.func.lag(TurnRow.opened_ms).over(partition_by=prefix_key, order_by=place)
+    gap = (TurnRow.opened_ms - previous_ms).label("gap")
     gaps = sa.select(*prefix_key, gap).where(TurnRow.prefix.is_not(None)).subquery()
     keys = gaps.c.workspace_id, gaps.c.prefix
     counts = sa.select(
@@ -498,16 +498,17 @@ def insert_closed(connection: sa.Connection, records: Sequence[TurnRecord]) -> N
     holds sample data.
     """
     rows = {record.id: row_of(record) for record in reversed(records)}
-    ordered = [rows[turn_id] for turn_id in sorted(rows)]
+    sorted_rows = [rows[turn_id] for turn_id in sorted(rows)]
     try:
-        inserted = connection.execute(_INSERTS[connection.dialect.name], ordered).scalars().all()
+        insert = _INSERTS[connection.dialect.name]
+        new_ids = connection.execute(insert, sorted_rows).scalars().all()
     except (IntegrityError, OverflowError, ValueError) as error:
         raise LedgerRefused from error
     # The insert waits for a command that fills the database with samples. So the check follows it.
     if identity.has_sample_mark(connection):
         raise SampleData
-    if inserted:
-        values = {"turn_ids": json.dumps(inserted)}
+    if new_ids:
+        values = {"turn_ids": json.dumps(new_ids)}
         for statement in _adding(is_postgres(connection)):
             connection.execute(statement, values)
     epochs.record_granted(connection, records)

@@ -96,13 +96,13 @@ async def retain(ledger: Ledger, turns_ms: int, rollups_ms: int, month_ms: int) 
 async def _move_horizon(ledger: Ledger, turns_ms: int) -> None:
     # The horizon moves before turns are deleted, so that no reader takes the rest for all turns.
     insert = postgresql.insert if ledger.is_postgres else sqlite.insert
-    moved = insert(schema.HorizonRow).values(id=1, turns_ms=turns_ms)
-    moved = moved.on_conflict_do_update(
+    statement = insert(schema.HorizonRow).values(id=1, turns_ms=turns_ms)
+    statement = statement.on_conflict_do_update(
         index_elements=["id"],
-        set_={"turns_ms": moved.excluded.turns_ms},
-        where=moved.excluded.turns_ms > schema.HorizonRow.turns_ms,  # it never moves back
+        set_={"turns_ms": statement.excluded.turns_ms},
+        where=statement.excluded.turns_ms > schema.HorizonRow.turns_ms,  # it never moves back
     )
-    await ledger.run(moved)
+    await ledger.run(statement)
 
 
 async def _delete_turns(ledger: Ledger, turns_ms: int) -> int:
@@ -111,12 +111,12 @@ async def _delete_turns(ledger: Ledger, turns_ms: int) -> int:
     batch = select(schema.TurnRow.id).where(schema.TurnRow.opened_ms < turns_ms).limit(_BATCH)
     while True:
         async with ledger.transaction() as connection:
-            deleted = await connection.execute(
+            deletion = await connection.execute(
                 delete(schema.TurnRow).where(schema.TurnRow.id.in_(batch))
             )
-        if not deleted.rowcount:
+        if not deletion.rowcount:
             break
-        num_turns += deleted.rowcount
+        num_turns += deletion.rowcount
         await asyncio.sleep(_PAUSE_SECONDS)
     await ledger.run(delete(schema.TurnContentRow).where(schema.TurnContentRow.at_ms < turns_ms))
     await ledger.run(delete(schema.RefusalRow).where(schema.RefusalRow.minute_ms < turns_ms))
@@ -127,12 +127,12 @@ async def _delete_intervals(ledger: Ledger, turns_ms: int, rollups_ms: int) -> i
     """Delete sums of intervals, day by day. Those shorter than an hour go with their turns."""
     num_deleted = 0
     for table, is_short in product(rollups.WIDTHS_SECONDS, (True, False)):
-        before = turns_ms if is_short else rollups_ms
-        expired = rollups.intervals(table, 0, before, is_short=is_short)
+        end_ms = turns_ms if is_short else rollups_ms
+        expired = rollups.intervals(table, 0, end_ms, is_short=is_short)
         ((first_ms,),) = await ledger.rows(select(func.min(table.start_ms)).where(expired))
         if first_ms is None:
             continue
-        for since, until in rollups.days(first_ms, before):
+        for since, until in rollups.days(first_ms, end_ms):
             within = rollups.intervals(table, since, until, is_short=is_short)
             async with ledger.transaction() as connection:
                 num_deleted += (await connection.execute(delete(table).where(within))).rowcount
@@ -145,8 +145,8 @@ async def _delete_lease_ends(ledger: Ledger, turns_ms: int, rollups_ms: int) -> 
     num_deleted = 0
     ends = schema.LeaseEndRow
     for width in LEASE_WIDTHS_SECONDS:
-        before = turns_ms if width == MINUTE_SECONDS else rollups_ms
-        expired = (ends.width_seconds == width) & (ends.start_ms < before)
+        end_ms = turns_ms if width == MINUTE_SECONDS else rollups_ms
+        expired = (ends.width_seconds == width) & (ends.start_ms < end_ms)
         async with ledger.transaction() as connection:
             num_deleted += (await connection.execute(delete(ends).where(expired))).rowcount
     return num_deleted

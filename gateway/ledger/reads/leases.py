@@ -43,12 +43,12 @@ silent."""
 class LeaseFates:
     """What became of one engine's leases, as numbers of them."""
 
-    # By how they ended; `expired` is one way.
+    # The leases that ended, by how they ended; `expired` is one way.
     ended: Counter[str] = field(default_factory=Counter)
-    # Nothing is known of so many, since `since_ms` at the earliest.
+    # The leases of which nothing is known, and the first moment since which that is so.
     not_known: int = 0
     since_ms: int | None = None
-    # They live now.
+    # The leases that live now.
     held: int = 0
 
 

@@ -60,7 +60,11 @@ def _look(row: Any) -> PrefixLook:
     whole = None if row.fingerprint is None else unpack(row.fingerprint)
     points = [] if whole is None else whole.points
     # How many whole segments the prefix has.
-    ends = (p.segment + (p.characters is None) for p in points if p.digest.hex() == row.prefix)
+    ends = (
+        point.segment + (point.characters is None)
+        for point in points
+        if point.digest.hex() == row.prefix
+    )
     end = next(ends, None)
     if whole is not None and end is not None:
         tools = min(end, whole.num_tools)
@@ -108,7 +112,7 @@ async def prefixes(
                 query.where(PrefixRow.workspace_id == workspace)
             )
             rows = of_workspace.mappings().all()
-            ranked += [(n, -row["requests"], workspace, row) for n, row in enumerate(rows)]
+            ranked += [(rank, -row["requests"], workspace, row) for rank, row in enumerate(rows)]
         ranked.sort(key=lambda candidate: candidate[:3])
         reports = await _reports(connection, [row for *_, row in ranked[:limit]], prices)
     return sorted(reports, key=lambda report: (-report.requests, report.workspace, report.prefix))
@@ -210,7 +214,7 @@ def _report(
     # The price of its last sheet; None where that sheet is gone.
     price = prices.with_id(row["price"] or "") if len(models) == 1 else None
     costs = dict[Ttl, int]()
-    to_pay_back = None
+    min_reads = None
     if price is not None:
         rates = price.rates
         count = row["requests"]
@@ -221,7 +225,7 @@ def _report(
                 costs[ttl] = cost_with_ttl(rates, ttl, marked // count, count, within)
         premium = rates.write(class_of(values["ttl"] or "5m")) - rates.input
         discount = rates.input - rates.read
-        to_pay_back = premium // discount + 1 if discount > 0 else None
+        min_reads = premium // discount + 1 if discount > 0 else None
     cost = costs.get(values["ttl"])
     cheapest = min(costs, key=lambda ttl: costs[ttl], default=None)
     better = None if cost is None else cheapest
@@ -235,6 +239,6 @@ def _report(
         nano_with_1h=costs.get("1h"),
         better_ttl=better,
         better_ttl_saves_nano=None if cost is None or better is None else cost - costs[better],
-        reads_to_pay_back=to_pay_back,
+        reads_to_pay_back=min_reads,
         look=look,
     )

@@ -112,7 +112,8 @@ def widths_for(
     """
     by_engine = is_by_engine(of, by)
     by_both = by_engine and (of.workspace is not None or "workspace_id" in by)
-    widths = [w for w in rollups.WIDTHS_SECONDS[table][by_engine] if not (step_seconds or w) % w]
+    all_widths = rollups.WIDTHS_SECONDS[table][by_engine]
+    widths = [width for width in all_widths if not (step_seconds or width) % width]
     return [width for width in widths if width >= rollups.HOUR_SECONDS or not by_both]
 
 
@@ -303,7 +304,8 @@ def bucket_seconds(seconds: int) -> int:
 
 async def _has_many(connection: AsyncConnection, of: Range) -> bool:
     """Whether a range has too many turns to read each of them."""
-    return any(t.requests > _FINE_TURNS for t in (await totals_by(connection, of, ())).values())
+    all_totals = await totals_by(connection, of, ())
+    return any(totals.requests > _FINE_TURNS for totals in all_totals.values())
 
 
 async def totals_by(

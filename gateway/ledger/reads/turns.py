@@ -367,13 +367,13 @@ async def epochs(ledger: Ledger, of: Range, limit: int = 50) -> list[Epoch]:
             (engine, epoch): Lost(requests=requests, written_tokens=int(tokens))
             for engine, epoch, requests, tokens in counted
         }
-    for (before, _, _, last_ms), (engine, epoch, first_ms, _) in pairwise(rows):
-        if engine == before and first_ms >= of.since_ms:
+    for (last_engine, _, _, last_ms), (engine, epoch, first_ms, _) in pairwise(rows):
+        if engine == last_engine and first_ms >= of.since_ms:
             loss = lost.get((engine, epoch), Lost(requests=0, written_tokens=0))
             moments = {"last_ms": last_ms, "first_ms": first_ms}
             restart = Epoch(engine=engine, epoch=epoch, lost=loss, **moments)
             epochs.setdefault(engine, []).append(restart)
     newest: list[Epoch] = []
-    for of_engine in epochs.values():
-        newest += of_engine[-limit:]
+    for restarts in epochs.values():
+        newest += restarts[-limit:]
     return sorted(newest, key=lambda epoch: (-epoch.first_ms, epoch.engine))
