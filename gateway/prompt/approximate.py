@@ -75,16 +75,16 @@ class Approximate(msgspec.Struct, frozen=True, kw_only=True):
         A document is salted before its segment. A prefix of which a part is kept is salted behind
         its last segment. A prompt that may read a sibling's entry is salted before its first.
         """
-        before = {
+        salts_before = {
             document.segment: _DOCUMENT + b"%a" % document.recompute for document in self.documents
         }
-        behind: Mapping[int, bytes] = {}
+        salts_behind: Mapping[int, bytes] = {}
         point = self.point
         if point is not None and point.sibling:
-            before[0] = _SIBLING
+            salts_before[0] = _SIBLING
         elif point is not None:
-            behind = {point.segment: _KEEP + f"{point.scorer} {point.keep}".encode()}
-        return Salts(before, behind)
+            salts_behind = {point.segment: _KEEP + f"{point.scorer} {point.keep}".encode()}
+        return Salts(salts_before, salts_behind)
 
     @property
     def num_names(self) -> int:

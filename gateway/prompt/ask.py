@@ -171,8 +171,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     def estimated_tokens(self) -> int:
         """The tokens to reserve for the turn: bytes / 4 of the prompt, and at most 1,024 for each
         answer, because clients ask for far more output than models write."""
-        choices = self.sampling.num_choices
-        return self.prompt_tokens + min(self.max_output, _MAX_RESERVED_OUTPUT * choices)
+        num_choices = self.sampling.num_choices
+        return self.prompt_tokens + min(self.max_output, _MAX_RESERVED_OUTPUT * num_choices)
 
     @property
     def max_output(self) -> int:
@@ -240,14 +240,14 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
     def shortened(self, ttls: Collection[str]) -> list[Ignored]:
         """The markers that an engine with these TTL classes holds for a shorter time."""
-        shortened: list[Ignored] = []
+        notes: list[Ignored] = []
         for point in self.plan.breakpoints:
             ttl = held_as(point.ttl, ttls)
             if ttl != point.ttl:
                 path = self.plan.slots[point.segment].path
                 reason = f"this engine holds nothing for longer than {TTLS[ttl].words}"
-                shortened.append(Ignored(path, reason))
-        return shortened
+                notes.append(Ignored(path, reason))
+        return notes
 
     def count_request(self, capabilities: Collection[Capability]) -> CountRequest:
         return CountRequest(self.principal.scope, self.plan.prompt, self._thinks(capabilities))

@@ -29,14 +29,14 @@ def first_difference(earlier: Prompt, later: Prompt) -> Difference | None:
     equal_bytes = 0
     # A later prompt that is shorter differs where it ends.
     pairs = zip_longest(segments, islice(segments_of(later), len(segments)))
-    for number, (before, after) in enumerate(pairs):
-        if before == after:
-            equal_bytes += _size(before)
+    for number, (segment, later_segment) in enumerate(pairs):
+        if segment == later_segment:
+            equal_bytes += _size(segment)
             continue
         characters = 0
-        if after is not None and before[:-1] == after[:-1]:
-            characters = common_length(before.text, after.text)
-        equal_bytes += len(before.text[:characters].encode())
+        if later_segment is not None and segment[:-1] == later_segment[:-1]:
+            characters = common_length(segment.text, later_segment.text)
+        equal_bytes += len(segment.text[:characters].encode())
         return Difference(number, characters, equal_bytes / num_bytes if num_bytes else 0.0)
     return None
 

@@ -44,7 +44,7 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
     # The characters of that segment's text up to its end; None is the segment's end.
     characters: int | None
     digest: bytes
-    # Of its content.
+    # The bytes of its content.
     num_bytes: int
 
     @property
@@ -241,13 +241,13 @@ def conversation(prompts: Sequence[Fingerprint], place: int) -> list[int]:
     of their arrival.
     """
     digests = {point.digest for point in prompts[place].points}
-    places = [at for at in range(place + 1) if prompts[at].points[-1].digest in digests]
+    places = [index for index in range(place + 1) if prompts[index].points[-1].digest in digests]
     whole_digest = prompts[place].points[-1].digest
-    for at in range(place + 1, len(prompts)):
-        points = prompts[at].points
+    for index in range(place + 1, len(prompts)):
+        points = prompts[index].points
         if any(point.digest == whole_digest for point in points):
             whole_digest = points[-1].digest
-            places.append(at)
+            places.append(index)
     return places
 
 
@@ -281,7 +281,9 @@ def are_versions(earlier: Fingerprint, later: Fingerprint) -> bool:
         return True
     blocks = _system_pieces(later)
     return any(
-        overlap(there, here) >= ALIKE for there in _system_pieces(earlier) for here in blocks
+        overlap(earlier_block, block) >= ALIKE
+        for earlier_block in _system_pieces(earlier)
+        for block in blocks
     )
 
 

@@ -62,8 +62,8 @@ class ImageReader:
                 return f"[image {'0' * 64}]"
             data = self._fetched[media.name]
         elif not media.data:
-            why = ": this server fetches no addresses" if is_address else ", in a URL as `data:`"
-            raise InvalidRequest(f"{path}: must be base64{why}. {REFUSED}")
+            hint = ": this server fetches no addresses" if is_address else ", in a URL as `data:`"
+            raise InvalidRequest(f"{path}: must be base64{hint}. {REFUSED}")
         if len(media.data) // 4 * 3 - 2 > MAX_IMAGE_BYTES:
             raise InvalidRequest(f"{path}: at most {MAX_IMAGE_BYTES} bytes an image. {REFUSED}")
         try:

@@ -85,7 +85,7 @@ class Prefix(NamedTuple):
     """One prefix of a prompt."""
 
     name: Name
-    # Of its content.
+    # The bytes of its content.
     num_bytes: int
 
 
@@ -222,8 +222,8 @@ def trim_names(
 
 def step_at(depth: int) -> int:
     """The characters from one name inside a text to the next, at this depth in characters."""
-    for below, step in _STEPS:
-        if depth < below:
+    for bound, step in _STEPS:
+        if depth < bound:
             return step
     return MAX_STEP
 

@@ -280,7 +280,8 @@ def _on_segments(points: Sequence[Breakpoint], slots: Sequence[Slot]) -> list[Br
 
 
 def find_breakpoints(slots: Sequence[Slot], automatic: Ttl | None = None) -> list[Breakpoint]:
-    """The breakpoints of the slots' markers, in prompt order. Raise for the first broken rule."""
+    """The breakpoints of the slots' markers, in prompt order. Raise InvalidRequest for the first
+    broken rule."""
     number = sum(slot.num_markers for slot in slots)
     if automatic is not None:
         number += 1
@@ -290,9 +291,9 @@ def find_breakpoints(slots: Sequence[Slot], automatic: Ttl | None = None) -> lis
             f" Found {number}."
         )
     marked = [(index, slot, slot.marker) for index, slot in enumerate(slots) if slot.marker]
-    for (_, _, before), (_, slot, ttl) in pairwise(marked):
-        if outlives(ttl, before):
-            order = _ORDER.format(longer=ttl, shorter=before)
+    for (_, _, previous_ttl), (_, slot, ttl) in pairwise(marked):
+        if outlives(ttl, previous_ttl):
+            order = _ORDER.format(longer=ttl, shorter=previous_ttl)
             raise MarkersBroken(f"{slot.path}.cache_control.ttl: {order}")
     breakpoints = [Breakpoint(index, ttl) for index, _, ttl in marked]
     breakpoints = with_wishes(breakpoints, slots)

@@ -1,9 +1,10 @@
 """Sketches: digests of a prompt's segments one by one, so that advice can say what changed.
 
 A sketch has a digest of each of the first segments by itself, keyed by the scope, and no content.
-The tools may be more than these: of the first long system blocks behind them it has the pieces.
-Two sketches tell a list in another order, a changed order of keys, a text that grew or moved, and a
-text of which a part changes. The constants below bound its size. Pure.
+The tools alone may be more segments than that. So a sketch also has the pieces of the first long
+system blocks behind these segments. Two sketches tell a list in another order, a changed order of
+keys, a text that grew or moved, and a text of which a part changes. The constants below bound its
+size. Pure.
 """
 
 from collections import Counter
@@ -54,8 +55,8 @@ class Sketch(msgspec.Struct, frozen=True, array_like=True):
     # Of tools and calls: the segment, and its digest with the keys in alphabetical order.
     unordered: list[tuple[int, bytes]] = []
     # Of texts: the segment, and PIECE_BYTES of each of some of its lines or sentences, in their
-    # order. From equal lines the same are chosen in every text. System blocks behind the segments
-    # that have a digest are there too.
+    # order. Two texts that have the same lines have the same pieces. System blocks behind the
+    # segments that have a digest are there too.
     pieces: list[tuple[int, bytes]] = []
 
 
@@ -90,8 +91,8 @@ def sketch_of(prompt: Prompt, scope: str) -> Sketch:
         has_pieces = is_first_message and len(sketch.pieces) < MAX_TEXTS
         if has_pieces and len(text) >= _PIECED_CHARACTERS:
             sketch.pieces.append((index, _pieces(scope, content[:_PIECED_BYTES])))
-    behind = _pieces_behind(prompt, scope, len(sketch.sizes))
-    sketch.pieces.extend(islice(behind, MAX_TEXTS - len(sketch.pieces)))
+    later_pieces = _pieces_behind(prompt, scope, len(sketch.sizes))
+    sketch.pieces.extend(islice(later_pieces, MAX_TEXTS - len(sketch.pieces)))
     return msgspec.structs.replace(sketch, digests=b"".join(digests))
 
 
@@ -132,7 +133,7 @@ def _pieces(scope: str, content: bytes) -> bytes:
     A text of few lines is cut into sentences, one of few sentences into words. The first and the
     last piece are always there, since that is where texts change most.
     """
-    splits = (list(filter(None, content.split(by))) for by in (b"\n", b". ", b" "))
+    splits = (list(filter(None, content.split(separator))) for separator in (b"\n", b". ", b" "))
     whole = [content[:1], content, content[-1:]]
     pieces = next((split for split in splits if len(split) >= PIECES // 2), whole)
     checksums = list(map(crc32, pieces))

@@ -105,8 +105,8 @@ class ContentWriter:
         return Content(record.id, record.workspace, at_ms, body)
 
     def write(self, turn: Turn) -> None:
-        """Keep the answer of a turn that was cut off. This never awaits: a task writes it. The
-        record says that nothing is kept until the journal has it."""
+        """Keep the answer of a turn that was cut off. This never awaits: a task writes it. Until
+        the journal has it, the record says that nothing is kept."""
         record = turn.record
 
         async def write() -> None:
@@ -187,7 +187,7 @@ class Link(msgspec.Struct, frozen=True, array_like=True):
     """One response of a chain."""
 
     id: str
-    # Of what is kept of it.
+    # How many bytes are kept of it.
     num_bytes: int
 
 
@@ -322,8 +322,8 @@ def check_chain(number: int, num_bytes: int, path: str) -> None:
     """Raise InvalidRequest for a chain that is too long to be continued."""
     if number > MAX_CHAIN or num_bytes > MAX_CHAIN_BYTES:
         raise InvalidRequest(
-            f"{path}: has {number} responses before, of {num_bytes} bytes; the most are"
-            f" {MAX_CHAIN}, of {MAX_CHAIN_BYTES} bytes",
+            f"{path}: continues {number} responses of {num_bytes} bytes, and the bounds are"
+            f" {MAX_CHAIN} responses and {MAX_CHAIN_BYTES} bytes",
             path,
         )
 

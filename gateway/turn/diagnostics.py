@@ -4,8 +4,8 @@ The client names the earlier turn. Fingerprints of recent turns are in memory; o
 from the ledger while the engine works, and the response does not wait for them ("unfinished").
 Turns of another workspace, or whose client did not ask for diagnostics, are not found.
 
-Where a client asks for no comparison, the reason of a miss may still come from the newest turns of
-the same key, and who held the prefix from the ledger, which outlives this process.
+Where a client asks for no comparison, the newest turns of the same key may still tell the reason of
+a miss. The ledger, which outlives this process, may tell who held the prefix.
 """
 
 import asyncio

@@ -13,7 +13,7 @@ A turn may have two legs: one engine prefills its prompt, another one reads it a
 first leg is a request with `max_tokens` 0, whose frames are not passed on. The second leg begins,
 as any further attempt does, once an engine that may answer reports that it can read the prefix. A
 first leg that fails, or takes too long, is given up. `routing/router.py` decides which turns have
-one. The turn's usage is that of the first leg: what it wrote counts as written.
+two legs. The turn's usage is that of the first leg: what it wrote counts as written.
 """
 
 import asyncio
@@ -89,7 +89,7 @@ class Dispatcher:
     def check_length(self, ask: Ask) -> None:
         """Raise PromptTooLong if the prompt can fit into no ready engine's context.
 
-        It can't if it would be too long even if each of its tokens were the longest of the model.
+        A prompt is refused if it is too long even when each of its tokens is the model's longest.
         Nothing is refused while an engine does not report its bounds.
         """
         longest_token_bytes = 0
@@ -110,8 +110,9 @@ class Dispatcher:
                 raise PromptTooLong(least_tokens, max_tokens)
 
     async def send(self, turn: Turn) -> None:
-        """Return when an engine has accepted the turn, which `assign` gave an engine. Raise the
-        last engine's error, NoEngineReady, or InvalidRequest if no engine can serve it."""
+        """Send the turn to the engine that `assign` chose. Return when that engine or a later one
+        has accepted the turn. Raise the last engine's error, NoEngineReady, or InvalidRequest if no
+        engine can serve it."""
         while True:
             engine = turn.engine
             record = turn.record

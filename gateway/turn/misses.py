@@ -98,15 +98,16 @@ class Misses:
     def _of_mark(
         self, segment: int, missed: MissReason | None, change: Divergence | None
     ) -> GatewayMissReason | None:
-        """The best reason of what stands up to a segment, and is told as `missed`."""
+        """The best reason why the prefix up to a segment was not read. `missed` is the engine's
+        reason."""
         if missed not in _UNEXPLAINED:
             return missed
         if change is not None and change.kind == "model_changed" and self.read_to < 0:
             return change.kind
         digests = list(self._unread_prefixes(segment))
-        held = self.holders.explain(self.engine, self.model, self.epoch, digests, self.arrived)
-        if held is not None:
-            return held
+        reason = self.holders.explain(self.engine, self.model, self.epoch, digests, self.arrived)
+        if reason is not None:
+            return reason
         if change is None or change.segment is None or change.kind == "unavailable":
             return missed
         return change.kind if self.read_to < change.segment <= segment else missed
@@ -119,7 +120,8 @@ class Misses:
 
 
 def marks_of(plan: Plan, started: Started, missed: Missed) -> list[TurnMark] | None:
-    """The breakpoints as the ledger keeps them; None where the engine told nothing of one."""
+    """The breakpoints as the ledger keeps them; None where the engine did not report one of
+    them."""
     if len(missed.marks) < len(started.breakpoints):
         return None
     prompt = plan.prompt

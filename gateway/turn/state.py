@@ -32,7 +32,7 @@ from gateway.turn.tracing import TurnTrace
 MAX_ATTEMPTS = 3
 """The most times that one turn is sent."""
 MAX_LOST = 2
-"""The most engines that may end or fall silent during one turn: it may be the turn's fault."""
+"""After this many lost or silent engines a turn is not sent again: the turn may be the cause."""
 _MAX_AT_ONE = 2
 """The most times that one turn is sent to the same engine."""
 PUT_OFF_SECONDS = 1.0
@@ -43,8 +43,8 @@ ERROR_CHARACTERS = 300
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """An engine has accepted the turn, which may still move to another one. A failure before this
-    is the response's status. A later failure is the end of its stream."""
+    """An engine has accepted the turn. The turn may still move to another engine. A failure before
+    this event is the response's status. A later failure is the end of the stream."""
 
     turn_id: TurnId
     findings: Findings
@@ -99,8 +99,8 @@ class Attempts:
     @property
     def is_last(self) -> bool:
         """Whether no further attempt is made."""
-        is_its_fault = self.num_lost + self.num_silent >= MAX_LOST
-        return is_its_fault or sum(self.sent.values()) >= MAX_ATTEMPTS
+        may_be_turns_fault = self.num_lost + self.num_silent >= MAX_LOST
+        return may_be_turns_fault or sum(self.sent.values()) >= MAX_ATTEMPTS
 
     def begin(self, url: str) -> None:
         self.sent[url] = self.sent.get(url, 0) + 1

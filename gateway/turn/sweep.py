@@ -1,6 +1,6 @@
 """Ends the leases of cached contents whose time is over or that were deleted.
 
-An engine ends a lease by itself at the end that it was told. The sweep ends leases before that:
+An engine ends a lease by itself at the time that it was told. The sweep ends leases before that:
 after a deletion, or after an update to an earlier end.
 """
 
@@ -40,12 +40,12 @@ class Sweep:
         if not contents:
             return
         now = self.clock.wall()
-        held = {content.prefix for content in contents if content.held_until > now}
-        live = await self.contents.named(held, now)
+        prefixes = {content.prefix for content in contents if content.held_until > now}
+        live = await self.contents.named(prefixes, now)
         for content in contents:
             is_live = (content.workspace_id, content.prefix) in live
-            if content.prefix in held and not is_live:
-                # An engine that is away has lost the lease, or ends it at the end that it was told.
+            if content.prefix in prefixes and not is_live:
+                # An engine that is away has lost the lease, or ends it at the time it was told.
                 for engine in self.fleet.ready:
                     with suppress(GatewayError):
                         await self._drop(engine, content)

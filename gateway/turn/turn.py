@@ -2,9 +2,10 @@
 
 `serve` is the whole path: admit (limits, then the queue), choose an engine, open in the journal,
 send (`dispatch.py`), close. A turn that is refused before the opening has no record. A turn that
-all engines refuse for want of room loses its record. Both are counted as refusals. Every other
-turn's record is closed before its last frame is passed on. Otherwise the reconciler closes it, with
-the engine's counts.
+all engines refuse for want of room loses its record. Both are counted as refusals. The record of a
+whole answer is closed before its last frame is passed on. Any other turn's record is closed when
+the turn ends. If an engine may still run that turn, the reconciler closes the record with the
+engine's counts.
 """
 
 import asyncio
