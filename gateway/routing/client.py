@@ -36,7 +36,8 @@ from gateway.base.errors import (
 )
 
 PIECE_BYTES = 16 * 1024
-"""The most bytes of a piece, and of a stream that wait here while its client does not read.
+"""The most bytes of a piece, and the most bytes of a stream that wait here while its client does
+not read.
 
 aiohttp stops reading the socket at twice as many. The rest stays with the engine.
 """
@@ -98,7 +99,7 @@ class EngineResponse:
         self._timer: asyncio.TimerHandle | None = None
         # When the wait for the next piece began; None while nobody waits.
         self._waiting_since: float | None = None
-        # When the wait began whose time is over, and of which only the grace is left.
+        # When the overdue wait began: its time is over, and only the grace is left.
         self._overdue_since: float | None = None
         self._is_silent = False
 
@@ -194,7 +195,7 @@ class EngineHttp:
         """
         data = io.BytesIO(body) if body and len(body) > _LARGE_BYTES else body
         session = self._polls if method == "GET" else self._turns
-        connecting = aiohttp.ClientTimeout(total=None, connect=timeouts.connect_seconds)
+        connect_timeout = aiohttp.ClientTimeout(total=None, connect=timeouts.connect_seconds)
         seconds = sum(timeouts) + len(body or b"") / _LEAST_BYTES_PER_SECOND
         loop = asyncio.get_running_loop()
         timeout = wait or asyncio.timeout(None)
@@ -208,7 +209,7 @@ class EngineHttp:
                     url,
                     headers=headers,
                     data=data,
-                    timeout=connecting,
+                    timeout=connect_timeout,
                     allow_redirects=False,
                 )
         except aiohttp.ConnectionTimeoutError:

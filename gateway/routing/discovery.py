@@ -92,7 +92,7 @@ class EndpointSlices:
     _slices: dict[str, _Slice] = field(default_factory=dict)
 
     async def changes(self) -> AsyncGenerator[list[ListedEngine]]:
-        """Yield all engines, at once and after each change, until the connection's end. Raise
+        """Yield all engines, at once and after each change, until the connection ends. Raise
         SourceFailed where the source can't be asked."""
         try:
             authority = self.account / "ca.crt"
@@ -149,7 +149,7 @@ class EndpointSlices:
         timeout: aiohttp.ClientTimeout,
         options: dict[str, str] | None = None,
     ) -> Any:
-        token = self.account / "token"  # read for each call, because it changes
+        token = self.account / "token"  # it is read for each call, because it changes
         headers = {"authorization": f"Bearer {token.read_text().strip()}"} if token.exists() else {}
         query = {"labelSelector": f"kubernetes.io/service-name={self.service}", **(options or {})}
         url = f"{self.api}/apis/discovery.k8s.io/v1/namespaces/{self.namespace}/endpointslices"
@@ -265,7 +265,7 @@ class Follower:
             try:
                 async with aclosing(self._source.changes()) as changes:
                     async for listed in changes:
-                        self._listed = {place.place.url: place for place in listed}
+                        self._listed = {engine.place.url: engine for engine in listed}
                         seconds = _FIRST_RETRY_SECONDS
             except SourceFailed as error:
                 self._log.warning("engines_not_told", error=str(error))
@@ -288,14 +288,14 @@ class Follower:
             listed = self._listed
             ours = [engine for engine in self._fleet.engines if engine.url in self._ours]
             for engine in ours:
-                listed_place = listed.get(engine.url)
-                is_leaving = listed_place is None or listed_place.is_leaving
+                listed_engine = listed.get(engine.url)
+                is_leaving = listed_engine is None or listed_engine.is_leaving
                 if is_leaving != (engine.url in self._leaving):
                     self._leaving ^= {engine.url}
                     engine.is_draining = is_leaving
                     event = "engine_drains" if engine.is_draining else "engine_resumed"
                     self._log.info(event, engine=engine.name, url=engine.url)
-                if listed_place is None and not engine.load.num_running:
+                if listed_engine is None and not engine.load.num_running:
                     await self._fleet.remove(engine.name)
                     self._log.info("engine_removed", engine=engine.name, url=engine.url)
             here = {engine.url for engine in self._fleet.engines}

@@ -210,14 +210,14 @@ class Engine:
     async def generate(self, request: GenerateRequest) -> Generation:
         """Return when the engine's status line has come. Raise the error of a refusal, and
         EngineTimeout if `give_up` is called first."""
-        sent = {SCOPE_HEADER: request.scope}
+        headers = {SCOPE_HEADER: request.scope}
         if self.description is not None:
-            sent[EPOCH_HEADER] = self.description.epoch
+            headers[EPOCH_HEADER] = self.description.epoch
         wait = asyncio.timeout(None)
         self._waits.add(wait)
         try:
             response = await self._send(
-                "POST", "/v1/generate", _encode(request), STREAM_TIMEOUTS, sent, wait
+                "POST", "/v1/generate", _encode(request), STREAM_TIMEOUTS, headers, wait
             )
         finally:
             self._waits.discard(wait)
@@ -232,8 +232,8 @@ class Engine:
                 wait.reschedule(asyncio.get_running_loop().time())
 
     async def count(self, request: CountRequest) -> CountReply:
-        sent = {SCOPE_HEADER: request.scope}
-        return await self._call("POST", "/v1/count", CountReply, _encode(request), _COUNT, sent)
+        headers = {SCOPE_HEADER: request.scope}
+        return await self._call("POST", "/v1/count", CountReply, _encode(request), _COUNT, headers)
 
     async def cancel(self, request_id: str) -> bool:
         """Cancel a request; return whether it was running. An ended or unknown request is no
@@ -261,16 +261,16 @@ class Engine:
         return await self._call("GET", "/v1/stats", Stats)
 
     async def ask_names(self, digests: Sequence[str]) -> bool:
-        """Ask which of these names the engine holds, and take the answer in; return whether it
-        holds any. It has ASK_SECONDS."""
+        """Ask which of these names the engine holds, and take the answer in. Return whether it
+        holds any. The engine has ASK_SECONDS to answer."""
         body = _encode(NamesRequest(list(digests)))
         try:
             async with asyncio.timeout(ASK_SECONDS):
-                held = await self._call("POST", "/v1/names", list[ChainHeld], body)
+                chains = await self._call("POST", "/v1/names", list[ChainHeld], body)
         except TimeoutError:
             raise EngineTimeout from None
-        self.holdings.hold(held)
-        return bool(held)
+        self.holdings.hold(chains)
+        return bool(chains)
 
     async def entries(self, scope: str | None = None, limit: int | None = None) -> list[EntryInfo]:
         """The live entries of one scope (hexadecimal), or of all; with `limit` only the largest."""
@@ -283,8 +283,8 @@ class Engine:
         if self.takes_releases:
             filters |= {"limit": limit, "after": after}
         entries = await self._entries(filters)
-        behind = [entry for entry in entries if entry.scope == scope and entry.entry > after]
-        return sorted(behind, key=lambda entry: entry.entry)[:limit]
+        later = [entry for entry in entries if entry.scope == scope and entry.entry > after]
+        return sorted(later, key=lambda entry: entry.entry)[:limit]
 
     async def _entries(self, filters: Mapping[str, object]) -> list[EntryInfo]:
         query = urlencode({name: value for name, value in filters.items() if value is not None})
@@ -408,12 +408,12 @@ class Engine:
         if response.status == 404:
             raise NoEngineThere
         if response.status == 200:
-            before = self.description
+            earlier = self.description
             self.last_description = await self._call("GET", "/v1/describe", Description)
             new = self._take(self.last_description)
             self.kind = kind_of(new)
             # A new epoch is another process, so all knowledge of the old process is dropped.
-            if before is None or before.epoch != new.epoch:
+            if earlier is None or earlier.epoch != new.epoch:
                 self.holdings.index.has_gaps |= new.state_blocks > 0
                 if self.holdings.epoch != new.epoch:
                     self.holdings.forget()
@@ -497,7 +497,8 @@ class Engine:
         return new
 
     def _refused(self, error: AnotherModel) -> None:
-        """Refuse the engine: it gets no turn until its name's model is its own again."""
+        """Refuse the engine. It gets no turn until the name of its model belongs to that model
+        again."""
         reason = str(error)
         if self.fault is None or str(self.fault) != reason:
             get_logger("engine").error("engine_refused", engine=self.name, error=reason)
@@ -573,12 +574,12 @@ class Engine:
         headers: Mapping[str, str] | None = None,
         wait: asyncio.Timeout | None = None,
     ) -> EngineResponse:
-        sent = self._headers if headers is None else {**self._headers, **headers}
+        all_headers = self._headers if headers is None else {**self._headers, **headers}
         request_id = bound_request_id()
         if request_id is not None:
-            sent = {**sent, "x-request-id": request_id}
+            all_headers = {**all_headers, "x-request-id": request_id}
         try:
-            return await self._http.send(method, self.url + path, sent, body, timeouts, wait)
+            return await self._http.send(method, self.url + path, all_headers, body, timeouts, wait)
         except CannotConnect as error:
             self._missed(error)
             raise

@@ -45,8 +45,8 @@ class EpochSeen:
     @property
     def num_held(self) -> int:
         """The leases of which no end is known."""
-        ended = ended_of(self.stats.counters) if self.stats else {}
-        return max(self.num_granted - sum(ended.values()), 0)
+        ends = ended_of(self.stats.counters) if self.stats else {}
+        return max(self.num_granted - sum(ends.values()), 0)
 
 
 @dataclass(slots=True)
@@ -116,14 +116,14 @@ class EpochRecorder:
     async def step(self) -> None:
         """Record what is new."""
         engines = self.engines()
-        ended = [(name, seen) for name, epochs in engines for seen in epochs.before]
-        reports = [self._report(name, seen) for name, seen in ended]
+        earlier = [(name, epoch) for name, epochs in engines for epoch in epochs.before]
+        reports = [self._report(name, epoch) for name, epoch in earlier]
         live = [self._report(name, epochs.now) for name, epochs in engines if epochs.now]
         reports += [report for report in live if self._is_new(report)]
         if reports:
             await self.record(reports)
         for name, epochs in engines:
-            while epochs.before and (name, epochs.before[0]) in ended:
+            while epochs.before and (name, epochs.before[0]) in earlier:
                 epochs.before.popleft()
         new = {report.engine: report for report in reports}
         self._told = {
@@ -131,10 +131,10 @@ class EpochRecorder:
         }
 
     def _is_new(self, report: EpochReport) -> bool:
-        recorded = self._told.get(report.engine)
-        if recorded is None or recorded.epoch != report.epoch or recorded.counts != report.counts:
+        last = self._told.get(report.engine)
+        if last is None or last.epoch != report.epoch or last.counts != report.counts:
             return True
-        return report.heard_ms - recorded.heard_ms >= HEARD_SECONDS * 1000
+        return report.heard_ms - last.heard_ms >= HEARD_SECONDS * 1000
 
     def _report(self, name: str, seen: EpochSeen) -> EpochReport:
         to_wall = self.wall().timestamp() - self.monotonic()

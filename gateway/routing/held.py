@@ -91,10 +91,10 @@ class SnapshotPart(NamedTuple):
 
 
 class Copied(NamedTuple):
-    """A document of a prompt, by what is read of it where its name is held."""
+    """A document of a prompt. What stands here is the part that is read where its name is held."""
 
     digest: str
-    # Where that begins and ends, as sizes of the prompt.
+    # Where that part begins and ends, as sizes of the prompt.
     start: int
     end: int
 
@@ -211,8 +211,8 @@ class PrefixIndex:
         return sum(map(len, self._shards))
 
     async def wait_turn(self) -> None:
-        """Wait between two parts of a long snapshot. Of all engines one part is taken in at a time,
-        and the event loop runs once before the next."""
+        """Wait between two parts of a long snapshot. One part of all engines' snapshots is taken in
+        at a time, and the event loop runs once before the next part."""
         async with self._snapshot_part:
             await asyncio.sleep(0)
 
@@ -235,9 +235,9 @@ class PrefixIndex:
         shard = self._shards[self._to_sweep]
         dead = self._dead * _OF_SLOT
         for key in [key for key, bits in shard.items() if bits & dead]:
-            left = shard[key] & ~dead
-            if left > _DEPTH:
-                shard[key] = left
+            bits = shard[key] & ~dead
+            if bits > _DEPTH:
+                shard[key] = bits
             else:
                 del shard[key]
         if not self._to_sweep:
@@ -265,14 +265,14 @@ class PrefixIndex:
             key = hash(name.digest)
             shard = shards[key & last]
             # The names that were reported last stand last.
-            before = shard.pop(key, 0)
+            old_bits = shard.pop(key, 0)
             depth = name.tokens // _DEPTH_TOKENS
             if not 0 <= depth <= _DEPTH:
                 depth = _DEPTH if depth > 0 else 0
             holder = leased if index < chain.num_leased else here
-            bits = before & kept | holder | depth
+            bits = old_bits & kept | holder | depth
             shard[key] = shared.setdefault(bits, bits)
-            if not before & slot_bits:
+            if not old_bits & slot_bits:
                 names[slot] += 1
                 if len(shard) > most:
                     self._thin(shard)
@@ -280,18 +280,18 @@ class PrefixIndex:
     def lose(self, slot: int, digests: Sequence[str], lost: int = _OF_SLOT) -> None:
         """Note that an engine no longer holds these names. `lost` are the fields that it loses, for
         example only the lease."""
-        gone = lost << slot
+        lost_bits = lost << slot
         for digest in digests:
             key = hash(digest)
             shard = self._shards[key & self._last_shard]
-            before = shard.get(key, 0)
-            if not before & gone:
+            old_bits = shard.get(key, 0)
+            if not old_bits & lost_bits:
                 continue
-            left = before & ~gone
-            if not left & _OF_SLOT << slot:
+            bits = old_bits & ~lost_bits
+            if not bits & _OF_SLOT << slot:
                 self.names[slot] -= 1
-            if left > _DEPTH:
-                shard[key] = self._shared.setdefault(left, left)
+            if bits > _DEPTH:
+                shard[key] = self._shared.setdefault(bits, bits)
             else:
                 del shard[key]
 
@@ -346,11 +346,11 @@ class PrefixIndex:
             if holders_bits:
                 alike.setdefault(holders_bits, []).append(number)
         for holders_bits, numbers in alike.items():
-            left = _EVERY
+            remaining = _EVERY
             leased = holders_bits >> _LEASED
             for tier, field in _FIELDS.items():
-                holders = holders_bits >> field & left
-                left &= ~holders
+                holders = holders_bits >> field & remaining
+                remaining &= ~holders
                 _join(ends, numbers, tier, holders & leased, covered, is_leased=True)
                 _join(ends, numbers, tier, holders & ~leased, covered, is_leased=False)
 
@@ -384,24 +384,27 @@ class PrefixIndex:
         covered = dict[int, Coverage]()
         if not (host or disk) and len(device) * len(leased) <= _MAX_SPLITS:
             # Most engines hold as much as others, so these are handled together.
-            for bits, on in device:
-                for others, size in leased:
+            for bits, size in device:
+                for others, leased_size in leased:
                     both = bits & others
                     if both:
-                        covered.update(dict.fromkeys(_slots_of(both), Coverage(on, 0, size)))
+                        coverage = Coverage(size, 0, leased_size)
+                        covered.update(dict.fromkeys(_slots_of(both), coverage))
                         bits ^= both
                 if bits:
-                    covered.update(dict.fromkeys(_slots_of(bits), Coverage(on)))
+                    covered.update(dict.fromkeys(_slots_of(bits), Coverage(size)))
             return covered
         reach = [
             {slot: size for bits, size in reached for slot in _slots_of(bits)}
             for reached in levels.values()
         ]
         for slot in reach[0].keys() | reach[2].keys() | reach[3].keys():
-            on, leased_to, on_host, on_disk = (sizes.get(slot, 0) for sizes in reach)
-            above = max(on, on_host)
-            held = max(above, on_disk)
-            covered[slot] = Coverage(on, above - on, leased_to, held - above)
+            device_size, leased_size, host_size, disk_size = (sizes.get(slot, 0) for sizes in reach)
+            memory_size = max(device_size, host_size)
+            whole_size = max(memory_size, disk_size)
+            covered[slot] = Coverage(
+                device_size, memory_size - device_size, leased_size, whole_size - memory_size
+            )
         return covered
 
     def _thin(self, shard: dict[int, int]) -> None:
@@ -438,10 +441,10 @@ def _join(
     """Add these documents to what is covered at each of these holders."""
     joined = dict[Coverage, Coverage]()
     for slot in _slots_of(holders) if holders else ():
-        before = covered.get(slot, NOTHING)
-        if before not in joined:
-            joined[before] = before.joined(ends, numbers, tier, is_leased=is_leased)
-        covered[slot] = joined[before]
+        coverage = covered.get(slot, NOTHING)
+        if coverage not in joined:
+            joined[coverage] = coverage.joined(ends, numbers, tier, is_leased=is_leased)
+        covered[slot] = joined[coverage]
 
 
 @lru_cache(_MAX_KNOWN)

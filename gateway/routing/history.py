@@ -65,8 +65,8 @@ class LoadHistory:
             most = max(MAX_ENGINE_MINUTES // max(len(self.engines), 1), 1)
             while len(self.minutes) > most:
                 self.minutes.popleft()
-        now = self.minutes[-1]
-        now.queued = max(now.queued, self.num_queued())
+        minute = self.minutes[-1]
+        minute.queued = max(minute.queued, self.num_queued())
         newest = {
             engine.name: engine.last_stats
             for engine in self.engines
@@ -76,7 +76,7 @@ class LoadHistory:
         if newest:
             samples[None] = list(newest.values())
         for name, sample in samples.items():
-            sums = now.sums.setdefault(name, _Sums())
+            sums = minute.sums.setdefault(name, _Sums())
             sums.total += sum(stats.blocks.total for stats in sample)
             sums.active += sum(stats.blocks.active for stats in sample)
             sums.leased += sum(stats.blocks.leased for stats in sample)
@@ -84,7 +84,7 @@ class LoadHistory:
             sums.waiting = max(sums.waiting, sum(stats.waiting for stats in sample))
 
     def between(self, since_ms: int, until_ms: int, engine: str | None) -> list[LoadPoint]:
-        """At most MAX_POINTS points and one, of one engine or of all together, in order of time."""
+        """At most MAX_POINTS + 1 points of one engine or of all together, in the order of time."""
         minutes = ceil_div(until_ms - since_ms, MAX_POINTS * _MINUTE_MS)
         width_ms = max(minutes, 1) * _MINUTE_MS
         parts: dict[int, list[_Minute]] = {}
@@ -96,11 +96,11 @@ class LoadHistory:
             samples = [minute.sums[engine] for minute in part if engine in minute.sums]
             total = sum(sums.total for sums in samples)
             leased = sum(sums.leased for sums in samples)
-            used = leased + sum(sums.active for sums in samples)
+            in_use = leased + sum(sums.active for sums in samples)
             points.append(
                 LoadPoint(
                     start_ms=start_ms,
-                    in_use=used / total if total else None,
+                    in_use=in_use / total if total else None,
                     leased=leased / total if total else None,
                     running=max((sums.running for sums in samples), default=0),
                     waiting=max((sums.waiting for sums in samples), default=0),

@@ -129,7 +129,7 @@ class ModelIds:
         `is_default` ids that name no model mean it too. Raise the errors of the table."""
         model_id = id_of(description.model)
         now = self._wall()
-        before = [id_ for id_ in self.known if id_ == model_id or id_.startswith(f"{model_id}:")]
+        old_ids = [id_ for id_ in self.known if id_ == model_id or id_.startswith(f"{model_id}:")]
         owned = [self._owned(model_id, description.model, description.identity, now)]
         for info in description.adapters:
             if not info.is_leaving:
@@ -140,7 +140,7 @@ class ModelIds:
             owned.append(
                 self._owned(DEFAULT_ID, base_name(description.model), ModelIdentity(), now)
             )
-        await self._replace(before, owned)
+        await self._replace(old_ids, owned)
 
     async def give_adapter(self, model: str, info: AdapterInfo) -> None:
         """Give an adapter that an operator loaded its id, whoever had it. Raise the errors of the
@@ -154,13 +154,13 @@ class ModelIds:
         if self._table is None:
             return
         async with self._changing:
-            added = dict(self._unsaved)
-            await self._table.add(list(added.values()))
+            new_entries = dict(self._unsaved)
+            await self._table.add(list(new_entries.values()))
             while self._learned:
                 await self._table.learn(*self._learned[0])
                 del self._learned[0]
             owners = await self._table.all()
-            for id_, entry in added.items():
+            for id_, entry in new_entries.items():
                 if self._unsaved.get(id_) is entry:
                     del self._unsaved[id_]
             self.known = owners | self._unsaved
@@ -168,17 +168,17 @@ class ModelIds:
     async def run(self, stopping: asyncio.Event) -> None:
         """Follow the table until the gateway stops."""
         seconds = 0.0
-        said = ""
+        last_error = ""
         while not stopping.is_set():
             if self._unsaved or self._learned or seconds >= READ_SECONDS:
                 seconds = 0.0
                 try:
                     await self.refresh()
-                    said = ""
+                    last_error = ""
                 except GatewayError as error:
-                    if str(error) != said:
+                    if str(error) != last_error:
                         self._log.warning("model_ids_not_saved", error=str(error))
-                    said = str(error)
+                    last_error = str(error)
                     await pause(stopping, READ_SECONDS)
             await pause(stopping, _SAVE_SECONDS)
             seconds += _SAVE_SECONDS
@@ -202,11 +202,11 @@ class ModelIds:
         elif self._table is not None:
             self._learned.append((owner, entry))
 
-    async def _replace(self, before: list[str], owned: list[OwnedId]) -> None:
+    async def _replace(self, old_ids: list[str], owned: list[OwnedId]) -> None:
         async with self._changing:
             if self._table is not None:
-                await self._table.replace(before, owned)
-            for id_ in [*before, *(entry.id for entry in owned)]:
+                await self._table.replace(old_ids, owned)
+            for id_ in [*old_ids, *(entry.id for entry in owned)]:
                 self.known.pop(id_, None)
                 self._unsaved.pop(id_, None)
             self.known |= {entry.id: entry for entry in owned}

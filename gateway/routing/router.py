@@ -310,17 +310,17 @@ def place(
         cost = queue_weight * load.num_waiting_tokens + DECODE_TOKENS * load.num_decoding
         if recent > fair:
             cost += load_weight * (recent - fair)
-        held = covered.get(holdings.slot)
-        if held is not None and holdings.heard_at >= since:
+        coverage = covered.get(holdings.slot)
+        if coverage is not None and holdings.heard_at >= since:
             # Engines that hold as much share one coverage, so its credit is computed once.
-            credit = credits.get(id(held))
+            credit = credits.get(id(coverage))
             if credit is None:
-                unleased = max(held.held - held.leased, 0)
-                credit = held.held - (1 - UNLEASED_CREDIT) * unleased
-                credit -= weights.host_cost * held.host
-                credit -= weights.disk_cost * held.disk
-                credits[id(held)] = credit
-                available = _more(available, held)
+                unleased = max(coverage.held - coverage.leased, 0)
+                credit = coverage.held - (1 - UNLEASED_CREDIT) * unleased
+                credit -= weights.host_cost * coverage.host
+                credit -= weights.disk_cost * coverage.disk
+                credits[id(coverage)] = credit
+                available = _more(available, coverage)
             cost -= credit
         costs.append(cost)
     bound = min(costs) + TIE * prompt.tokens
@@ -333,10 +333,10 @@ def place(
         # Highest random weight (Thaler and Ravishankar 1998).
         equal = [max(equal, key=lambda index: xxh3_64_intdigest(key, candidates[index].seed))]
     chosen = candidates[equal[0]]
-    held = NOTHING
+    captured = NOTHING
     if not chosen.holdings.is_stale(now):
-        held = covered.get(chosen.holdings.slot, NOTHING)
-    return Route(chosen, prompt, prompt.tokens + costs[equal[0]], held, available)
+        captured = covered.get(chosen.holdings.slot, NOTHING)
+    return Route(chosen, prompt, prompt.tokens + costs[equal[0]], captured, available)
 
 
 def _more(coverage: Coverage, other: Coverage) -> Coverage:
@@ -390,8 +390,8 @@ class TokenRates:
 
     def learn(self, model: str, num_bytes: int, num_tokens: int) -> None:
         """Learn from one prompt's bytes and tokens."""
-        tokens, before = self._sums.get(model, (_FIRST_TOKENS, _FIRST_BYTES))
-        self._sums[model] = (_FADING * tokens + num_tokens, _FADING * before + num_bytes)
+        old_tokens, old_bytes = self._sums.get(model, (_FIRST_TOKENS, _FIRST_BYTES))
+        self._sums[model] = (_FADING * old_tokens + num_tokens, _FADING * old_bytes + num_bytes)
 
 
 @dataclass(slots=True)
@@ -416,10 +416,12 @@ class Router:
                 except (InvalidRequest, StillMeasuring) as error:
                     verdicts[kind] = error
         serving = [engine for engine in ready if engine.kind in verdicts]
-        left = [engine for engine in serving if not engine.is_draining and engine.url not in tried]
-        able = [engine for engine in left if verdicts[engine.kind] is None]
+        open_engines = [
+            engine for engine in serving if not engine.is_draining and engine.url not in tried
+        ]
+        able = [engine for engine in open_engines if verdicts[engine.kind] is None]
         if not able:
-            refusals = [verdicts[engine.kind] for engine in left]
+            refusals = [verdicts[engine.kind] for engine in open_engines]
             # An engine that may serve it soon comes first: the client is then not at fault.
             refusals.sort(key=lambda refusal: not isinstance(refusal, StillMeasuring))
             raise next((refusal for refusal in refusals if refusal is not None), NoEngineReady())
@@ -456,10 +458,10 @@ class Router:
         if ask.plan.approximate is not None:
             places = ask.plan.approximate.document_bytes
             for document, (begin, end) in zip(ask.plan.approximate.documents, places, strict=True):
-                start = math.ceil(begin * rate)
-                behind = math.ceil(end * rate)
-                copied = start + document.num_recomputed(behind - start)
-                documents.append(Copied(document.name, copied, behind))
+                start_tokens = math.ceil(begin * rate)
+                end_tokens = math.ceil(end * rate)
+                num_recomputed = document.num_recomputed(end_tokens - start_tokens)
+                documents.append(Copied(document.name, start_tokens + num_recomputed, end_tokens))
         ends = Ends(digests, ask.plan.name_bytes, rate, documents)
         key = ask.routing_key
         affinity = None if key is None else f"{ask.principal.scope} {key}"
@@ -497,9 +499,9 @@ def check_capabilities(ask: Ask, description: Description) -> None:
         )
     if mode in ("any", "tool") and "forced_tools" not in can:
         raise InvalidRequest("tool_choice: forcing a tool call is not supported by this model")
-    for demanded in ("output_schema", "output_pattern"):
-        if getattr(ask, demanded) is not None and "structured_output" not in can:
-            raise DemandRefused(f"{demanded}: not supported by this model")
+    for constraint in ("output_schema", "output_pattern"):
+        if getattr(ask, constraint) is not None and "structured_output" not in can:
+            raise DemandRefused(f"{constraint}: not supported by this model")
     for name, capability in ask.sampling.needs:
         if capability not in can and (ask.dialect, name) not in _WISHES:
             raise InvalidRequest(f"{ask.path_of(name)}: not supported by this model")
@@ -507,12 +509,12 @@ def check_capabilities(ask: Ask, description: Description) -> None:
     demands = [] if ask.plan.approximate is None else ask.plan.approximate.demands
     paths = {(demand.method, demand.parameter): demand.path for demand in reversed(demands)}
     for (method, parameter), path in paths.items():
-        why = why_refused(description.techniques, method, parameter)
-        if why is None:
+        reason = why_refused(description.techniques, method, parameter)
+        if reason is None:
             continue
         if description.is_measuring and method != "sibling":
             raise StillMeasuring(f"{path}: {STILL_MEASURING}")
-        raise InvalidRequest(f"{path}: {why}")
+        raise InvalidRequest(f"{path}: {reason}")
     if description.upstream is not None and "own_template" not in can:
         _check_foreign_template(ask)
 
