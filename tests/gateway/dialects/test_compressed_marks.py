@@ -228,7 +228,7 @@ def test_a_header_that_is_no_choice_is_refused_by_name(stack: Stack, header: str
 def test_a_header_that_is_not_allowed_is_refused_in_every_dialect(stack: Stack) -> None:
     messages = asked_of_all(stack, "keep=0.5; scorer=keydiff")
     assert all("holdfast-approximate: " in message for message in messages.values()), messages
-    not_here = {name for name, message in messages.items() if "not here" in message}
+    not_here = {name for name, message in messages.items() if "not taken here" in message}
     assert not_here == {"batches", "cachedContents"}
     assert all(
         "may not ask for approximations" in message or "is marked" in message

@@ -22,7 +22,7 @@ def test_no_response_is_kept(stack: Stack) -> None:
     assert answer.model_extra["store"] is False
     assert answer.model_extra["holdfast"]["ignored"][0]["path"] == "store"
     for call in (client.responses.retrieve, client.responses.delete):
-        with pytest.raises(openai.NotFoundError, match="none is kept"):
+        with pytest.raises(openai.NotFoundError, match="nothing is kept"):
             call(answer.id)
     with pytest.raises(openai.BadRequestError, match="HOLDFAST_RESPONSE_DAYS") as caught:
         client.responses.create(model=MODEL, input="Hi", previous_response_id=answer.id)
