@@ -173,6 +173,8 @@ class Peers:
                     )
                 file.seek(journal.offset)
                 data = file.read(MAX_READ_BYTES)
+                if len(data) == MAX_READ_BYTES and b"\n" not in data:
+                    data += file.readline()  # of a very long prompt
         except OSError:
             return  # the journal is not there yet, or was deleted
         whole = data[: data.rfind(b"\n") + 1]
@@ -181,7 +183,7 @@ class Peers:
         known_keys = journal.known_keys
         entries = journal.content.entries
         content.take(whole.splitlines())
-        if len(data) == MAX_READ_BYTES:
+        if len(data) >= MAX_READ_BYTES:
             return
         unfit = Counter({f"journal_{reason}": n for reason, n in content.damages.items()})
         changed = content.changed
@@ -294,12 +296,16 @@ class Peers:
         self._put(key, put, keys)
 
     def _end(self, key: str) -> None:
-        """A member's entry has ended. This engine's copy in higher tiers stays."""
+        """A member has the entry no longer. This engine's copy in higher tiers stays."""
         digest = Digest(bytes.fromhex(key))
         self._known.pop(digest, None)
         entry = self._entries.get(digest)
-        if entry is not None and self._is_only_theirs(entry):
-            self._entries.end(entry, "ttl_expired")
+        if entry is None or not self._is_only_theirs(entry):
+            return
+        # A journal does not tell why. Before its time an entry made way, was dropped, or has gone
+        # with its member. Here nothing held it.
+        is_expired = entry.expires_at <= self._clock.now()
+        self._entries.end(entry, "ttl_expired" if is_expired else "best_effort_evicted")
 
     def _arrived(self, arrived: Arrived) -> None:
         self.read_bytes += len(arrived.payload)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.cache.block import Entry
+from engine.store import peers
 from tests.engine.store.engines import OTHER, PREFIX, StoredEngine, read_of, started
 
 Pair = tuple[StoredEngine, StoredEngine]
@@ -98,7 +99,16 @@ def test_what_a_member_drops_ends_at_the_others(pair: Pair) -> None:
     writer.drop_files("s")
     assert not files_of(writer)
     reader.step_until(lambda: not entries_of(reader))
-    assert read_of(reader.say(PREFIX, scope="s")) == 0
+    turn = reader.say(PREFIX, scope="s")
+    assert read_of(turn) == 0
+    assert started(turn).miss_reason == "best_effort_evicted", "its time was not over"
+
+
+def test_a_line_longer_than_one_look_is_read(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "MAX_READ_BYTES", 64)
+    writer, reader = pair
+    learn(writer, reader, PREFIX)
+    assert read_of(reader.say(PREFIX, [77], scope="s")) == 22
 
 
 def test_what_made_way_here_is_taken_in_again_and_what_was_dropped_is_not(pair: Pair) -> None:
