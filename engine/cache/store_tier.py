@@ -301,7 +301,7 @@ class StoreTier:
         blocks = self.acquire_keys(keys) if self.has_room(keys) else None
         if blocks is None:
             return False
-        if self.copies.room_for(entry.scope, self.pool.num_unleased(blocks)) == []:
+        if self.copies.room_for(entry.scope, blocks) == []:
             self.copies.add(entry, blocks)
         self.pool.release_chain(blocks)
         return entry.stored is not None
@@ -430,7 +430,7 @@ class StoreTier:
         if block is not None:
             self.pool.acquire(block)
         else:
-            if not self._make_room(job.entry.scope, len(job.blocks) + 1):
+            if not self._make_room(job.entry.scope, job.blocks, num_coming=1):
                 return False
             try:
                 block = self._new_block(key, is_written=False)
@@ -459,7 +459,7 @@ class StoreTier:
             self._drop_job(job)
             self.want(entry)
             return
-        has_room = self._make_room(entry.scope, self.pool.num_unleased(job.blocks))
+        has_room = self._make_room(entry.scope, job.blocks)
         if not has_room or entry.is_broken:
             self._give_up(job)
             return
@@ -468,9 +468,9 @@ class StoreTier:
         self.on_copied(entry)
         self._say(entry, "put")
 
-    def _make_room(self, scope: str, num_new: int) -> bool:
-        """Other copies make way for a scope's new one, if that is enough."""
-        doomed = self.copies.room_for(scope, num_new)
+    def _make_room(self, scope: str, blocks: Sequence[Block], num_coming: int = 0) -> bool:
+        """Other copies make way for a new one, if that is enough (see `StoreCopies.room_for`)."""
+        doomed = self.copies.room_for(scope, blocks, num_coming)
         for entry in doomed or ():
             self.num_displaced += 1
             self.on_displaced(entry)

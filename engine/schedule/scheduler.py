@@ -369,14 +369,14 @@ class Scheduler:
         The spare places are for scopes of which nothing runs. So no scope keeps others out by
         running many sequences.
         """
+        if sequence.lacks_look_up or not sequence.can_sample:
+            return False
         num_places_left = self._max_running - len(self.running)
         # One batch sequence keeps its place, so that batches get their floor.
         if num_places_left <= 0 and not self._preempt_batch(sequence, keep=1):
             is_new_scope = all(other.scope != sequence.scope for other in self.running)
             if not is_new_scope or len(self.running) >= most_running(self._max_running):
                 return False
-        if sequence.lacks_look_up or not sequence.can_sample:
-            return False
         request = sequence.request
         while True:
             try:
