@@ -320,16 +320,20 @@ class Entries:
                 self._store.want(entry)
         self._store.forget(block)
 
-    def end(self, entry: Entry, why: MissReason, reason: LeaseEnd | None = None) -> None:
-        """End an entry, and its lease if it has one. `why` answers later look-ups."""
+    def end(self, entry: Entry, miss_reason: MissReason, lease_end: LeaseEnd | None = None) -> None:
+        """End an entry, and its lease if it has one.
+
+        `miss_reason` answers later look-ups. `lease_end` is counted for the lease: it has expired
+        where nothing else is told.
+        """
         del self._by_key[entry.key]
         self._num_lapsed -= entry.is_lapsed
         if entry.is_leased:
-            self._end_lease(entry, reason or "expired")
+            self._end_lease(entry, lease_end or "expired")
         self._undepend(entry)
         if self._store is not None:
             self._store.end(entry)
-        self._tombstones[entry.key] = why
+        self._tombstones[entry.key] = miss_reason
         if len(self._tombstones) > MAX_TOMBSTONES:
             del self._tombstones[next(iter(self._tombstones))]
 

@@ -41,8 +41,9 @@ class ScopeLeases(NamedTuple, Generic[L]):
     num_blocks: int
     # The scope's share of the budget, in blocks.
     share: int
-    # The lease that makes way before the scope's others: the one with the least `lowering_key` of
-    # those with a copy for `next_to_lower`, with the least `ending_key` of all for `next_to_yield`.
+    # The lease that makes way before the scope's others. For `next_to_lower` it is the one with the
+    # least `lowering_key` among those that have a copy. For `next_to_yield` it is the one with the
+    # least `ending_key` among all.
     first: L | None
     # The scope. Read by `next_to_lower` alone.
     name: str = ""

@@ -26,7 +26,8 @@ _MAX_NUMBERS = 1 << 22
 
 
 def is_greedy(params: SampleParams) -> bool:
-    """Whether a draw is the most likely token."""
+    """Whether a draw is the most likely token. No other rule may forbid that token: top-p and min-p
+    always keep it."""
     return params.temperature <= 0 or params.top_k == 1
 
 
@@ -71,21 +72,21 @@ def sample_rows(
     # only these be drawn.
     kinds = defaultdict(list)
     for index, row in enumerate(params):
-        is_within = 0 < row.top_k < num_kept
+        is_top_k_within = 0 < row.top_k < num_kept
         width = next((width for width in _WIDTHS if width > row.top_k), row.top_k)
-        kinds[min(width if is_within else HEAD, vocabulary), is_within].append(index)
+        kinds[min(width if is_top_k_within else HEAD, vocabulary), is_top_k_within].append(index)
     tokens = [0] * len(params)
     at_a_time = rows_at_a_time(vocabulary)
-    for (width, is_within), indexes in kinds.items():
+    for (width, is_top_k_within), indexes in kinds.items():
         for begin in range(0, len(indexes), at_a_time):
             part = indexes[begin : begin + at_a_time]
             columns = _columns_of(
                 [params[i] for i in part],
                 [positions[i] for i in part],
                 logits.device,
-                is_within=is_within,
+                is_top_k_within=is_top_k_within,
             )
-            drawn = _draw_all(logits[part].float(), columns, width, is_within=is_within)
+            drawn = _draw_all(logits[part].float(), columns, width, is_top_k_within=is_top_k_within)
             for index, token in zip(part, drawn.tolist(), strict=True):
                 tokens[index] = token
     return tokens
@@ -119,14 +120,14 @@ def _columns_of(
     positions: Sequence[int],
     device: torch.device,
     *,
-    is_within: bool,
+    is_top_k_within: bool,
 ) -> DrawColumns:
     floats = [
         (row.temperature, row.top_p, row.min_p, uniform(row.seed, position))
         for row, position in zip(params, positions, strict=True)
     ]
     heat, top_p, min_p, numbers = torch.tensor(floats, dtype=torch.float64, device=device).unbind(1)
-    top_k = torch.tensor([row.top_k for row in params], device=device) if is_within else None
+    top_k = torch.tensor([row.top_k for row in params], device=device) if is_top_k_within else None
     return DrawColumns(
         heat[:, None],
         top_p[:, None],
@@ -137,14 +138,15 @@ def _columns_of(
 
 
 def draw(
-    rows: torch.Tensor, columns: DrawColumns, width: int, *, is_within: bool = False
+    rows: torch.Tensor, columns: DrawColumns, width: int, *, is_top_k_within: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw from each row of logits (rows, vocabulary) of 32 bits by its `width` likeliest tokens.
 
     Most draws fall among few tokens, and sorting a large vocabulary takes long. The first result
     has the tokens (rows). The second (rows) is False for rows that these tokens do not decide. Such
     a row has a wider top-k, or its draw falls behind the likeliest tokens, or it falls among tokens
-    that are as likely as the last of them. `is_within` says that no top-k is wider.
+    that are as likely as the last of them. `is_top_k_within`: each row has a top-k of at most
+    `width`, so these tokens decide all rows.
 
     The host reads nothing from the device here, so the draw may be a part of a CUDA graph.
     """
@@ -154,23 +156,23 @@ def draw(
     values, by_value = values.sort(dim=-1, descending=True, stable=True)
     order = order.gather(-1, by_value)
     whole = None
-    if not is_within:
+    if not is_top_k_within:
         whole = _weights(rows, values, columns).sum(-1, keepdim=True)
     places, deepest = _places(_weights(values, values, columns), columns, whole)
     drawn = order.gather(-1, places.clamp(max=width - 1))[:, 0]
     likelier = (values > values[:, -1:]).sum(-1, keepdim=True)
     is_decided = deepest < likelier
-    if columns.top_k is not None and not is_within:
+    if columns.top_k is not None and not is_top_k_within:
         is_decided &= (columns.top_k <= width) | (columns.top_k >= rows.shape[-1])
     return drawn, is_decided[:, 0]
 
 
 def _draw_all(
-    rows: torch.Tensor, columns: DrawColumns, width: int, *, is_within: bool
+    rows: torch.Tensor, columns: DrawColumns, width: int, *, is_top_k_within: bool
 ) -> torch.Tensor:
     """Draw from each row. All of a row's tokens are ordered if the `width` likeliest do not
     decide."""
-    drawn, is_decided = draw(rows, columns, width, is_within=is_within)
+    drawn, is_decided = draw(rows, columns, width, is_top_k_within=is_top_k_within)
     undecided = (~is_decided).nonzero()[:, 0]
     if len(undecided):
         values, order = torch.sort(rows[undecided], descending=True, stable=True)

@@ -1,7 +1,7 @@
 """How the tokens of an answer are drawn."""
 
 from collections.abc import Collection, Mapping
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -18,9 +18,10 @@ from engine.protocol.capabilities import Capability
 
 
 # What a new field needs:
-# - its place in `Sampling`, and its value in NEUTRAL if it shapes a draw. `SampleParams`
-#   (`schedule/runner.py`) then has a field of that name, and a model may come with a value of it;
-# - its capability: here, in `Capability`, and in the table of `PROTOCOL.md`;
+# - its place in `Sampling` and its rule in FIELD_RULES. A field with a neutral value shapes a draw:
+#   `SampleParams` (`schedule/runner.py`) then has a field of that name, and a model may come with a
+#   value of it;
+# - its capability in `Capability`, and in the table of `PROTOCOL.md`;
 # - each backend that can. The native engine draws in `compute/sampler.py`; what no CUDA graph draws
 #   has a line in `compute/graphs/rule.py`. `vllm_sampling` (`backends/external.py`) tells vLLM, and
 #   the body of a request tells a server (`backends/upstream/servers.py`);
@@ -28,11 +29,12 @@ from engine.protocol.capabilities import Capability
 #   the servers' `Facts`;
 # - a field of that name in the requests of the dialects that have it (`gateway/dialects`). Another
 #   name is a line of SAMPLING_NAMES in `gateway/prompt/ask.py`.
-# The check of what an engine can do, the refusal by name and the defaults follow these.
+# Nothing else: the check of what an engine can do, the refusal by name and the defaults are derived
+# from FIELD_RULES. An engine without the capability, such as an older one, is not sent the field.
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How each token of an answer is drawn, and where the answer ends.
 
-    If a field of NEUTRAL is None, the value is the one that the model's makers recommend.
+    If a field that has a neutral value is None, the model's makers' value holds.
     """
 
     # None: the rest of the context. With 0 the request only warms the cache.
@@ -72,57 +74,63 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     def needs(self) -> list[tuple[str, Capability]]:
         """The fields that ask for something, each with the capability that does it."""
         return [
-            (name, capability)
-            for name, capability, silent in _NEEDS
-            if getattr(self, name) not in silent
+            (name, rule.capability)
+            for name, rule in FIELD_RULES.items()
+            if rule.capability is not None
+            and getattr(self, name) not in (None, rule.neutral, getattr(_UNSET, name))
         ]
 
     def within(self, capabilities: Collection[str]) -> "Sampling":
         """A copy in which fields that an engine of these capabilities ignores ask for nothing."""
-        beyond = [name for name, need in _CAPABILITIES.items() if need not in capabilities]
+        beyond = [
+            name
+            for name, rule in FIELD_RULES.items()
+            if rule.capability is not None and rule.capability not in capabilities
+        ]
+        if not beyond:
+            return self
         return msgspec.structs.replace(self, **{name: getattr(_UNSET, name) for name in beyond})
 
 
-NEUTRAL: Mapping[str, float] = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
+_UNSET = Sampling(max_tokens=None)
+
+
+class FieldRule(NamedTuple):
+    """What a field of `Sampling` needs, and what it is when nobody sets it."""
+
+    # The capability that an engine needs for it. None: every engine can.
+    capability: Capability | None
+    # The value if neither the request nor the model's makers set one. It asks for nothing. None:
+    # the field does not shape a draw, or its default in `Sampling` is such a value.
+    neutral: float | None = None
+
+
+FIELD_RULES: Mapping[str, FieldRule] = {
+    "temperature": FieldRule(None, 1.0),
+    "top_p": FieldRule(None, 1.0),
+    "top_k": FieldRule("own_template", 0),
+    "min_p": FieldRule("min_p", 0.0),
+    "repetition_penalty": FieldRule("repetition_penalty", 1.0),
+    "presence_penalty": FieldRule("penalties", 0.0),
+    "frequency_penalty": FieldRule("penalties", 0.0),
+    "logit_bias": FieldRule("penalties"),
+    "num_choices": FieldRule("multiple_choices"),
+    "ignore_eos": FieldRule("own_template"),
+    "stop_token_ids": FieldRule("stop_token_ids"),
+    "min_tokens": FieldRule("min_tokens"),
+    "allowed_token_ids": FieldRule("allowed_token_ids"),
+    "logprobs": FieldRule("logprobs"),
 }
-"""The values that neither the request nor the model's makers set.
+"""The rules of all fields but `max_tokens`, `stop_sequences` and `seed`, which every engine has."""
+
+NEUTRAL: Mapping[str, float] = {
+    name: rule.neutral for name, rule in FIELD_RULES.items() if rule.neutral is not None
+}
+"""The neutral values by field.
 
 Each name is a field of `Sampling` and `SampleParams`: `new_samples` (`backends/queries.py`) makes
 the second of the first by these names.
 """
-
-_OF_THEIR_NAME: tuple[Capability, ...] = (
-    "repetition_penalty",
-    "min_p",
-    "stop_token_ids",
-    "min_tokens",
-    "allowed_token_ids",
-    "logprobs",
-)
-"""The fields whose capability has their name."""
-# The capability that each field needs.
-_CAPABILITIES: dict[str, Capability] = {
-    "num_choices": "multiple_choices",
-    "logit_bias": "penalties",
-    "presence_penalty": "penalties",
-    "frequency_penalty": "penalties",
-    "ignore_eos": "own_template",
-    "top_k": "own_template",
-    **{capability: capability for capability in _OF_THEIR_NAME},
-}
-_UNSET = Sampling(max_tokens=None)
-# Each field with its capability and the values that ask for nothing.
-_NEEDS: list[tuple[str, Capability, tuple[object, ...]]] = [
-    (name, capability, (None, NEUTRAL.get(name), getattr(_UNSET, name)))
-    for name, capability in _CAPABILITIES.items()
-]
 
 NATIVE_AND_VLLM: tuple[Capability, ...] = (
     "penalties",

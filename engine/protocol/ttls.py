@@ -35,18 +35,21 @@ A new class also needs:
   `AutoCacheTtl` (`gateway/structs/fleet.py`)
 - its place in that API's answers: `CacheCreation` (`gateway/dialects/anthropic/response.py`) or
   `WriteDetails` (`gateway/dialects/openai/response.py`)
-- a column (`gateway/ledger/schema.py`) and a revision (`migrations/`), whose downgrade gives the
-  class's tokens and names to the longest one of before, and forgets checksums from the new version
-  of the checksum on (as 0011 does)
+- a column and the next REVISION (`gateway/ledger/schema.py`), and that revision (`migrations/`).
+  Its downgrade gives the class's tokens and names to the next shorter class, as `class_of` does,
+  also in `auto_cache_ttl` of workspaces and keys if these may have the class. It forgets checksums
+  from the new version of the checksum on (as 0011 does)
 - that version of the checksum (`gateway/ledger/checksums.py`), and the next journal FORMAT
   (`gateway/journal/versions.py`)
 - a colour in charts (`dashboard/ui/charts.py`) and in the playground (`dashboard/views/
   playground.py`), which offers the class where `dashboard/prompt.py` lists it
+- its prices where they differ (`price_sheets.toml`)
 - a state of before in `tests/upgrades` (`make.py`), and its place in the tests that list classes:
   `grep -rn 12h tests`
-- the words of README, `engine/PROTOCOL.md` and `gateway/README.md`
+- the words of README, CHANGELOG, `engine/PROTOCOL.md`, `gateway/README.md` and
+  `gateway/base/settings.py`
 
-`python -m scripts.docs.monitoring` and `scripts.docs.settings` write the rest.
+`python -m scripts.docs.monitoring` and `scripts.docs.settings` write the generated pages.
 """
 
 LONGEST_SECONDS = max(ttl.seconds for ttl in TTLS.values())

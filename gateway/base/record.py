@@ -64,7 +64,8 @@ class TurnRecord(InputUsage, kw_only=True, omit_defaults=True):
     # The packed fingerprint of the prompt (`prompt/fingerprint.py`).
     fingerprint: bytes | None = None
     dialect: str | None = None
-    # The name of the deepest prefix that the client marked: 16 hex digits, keyed by the scope.
+    # The name of the deepest breakpoint, of the client or of an automatic policy: 16 hex digits,
+    # keyed by the scope.
     prefix: str | None = None
     prefix_ttl: str | None = None
     # The engine's stop reason, also where the client left.

@@ -204,14 +204,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     ) -> GenerateRequest:
         """The request for an engine with these capabilities and TTL classes, at `now` on the
         monotonic clock."""
-        sampling = self.sampling
         can_wait = "service_class" in capabilities
-        # These two may be dropped here: where dropping one would make the answer wrong, routing has
-        # already refused the turn.
-        if sampling.logprobs is not None and "logprobs" not in capabilities:
-            sampling = msgspec.structs.replace(sampling, logprobs=None)
-        if "own_template" not in capabilities:
-            sampling = msgspec.structs.replace(sampling, top_k=None)
         choice = self.tool_choice
         if choice.mode == "auto" and "strict_tools" not in capabilities:
             choice = msgspec.structs.replace(choice, names=[])
@@ -220,7 +213,9 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
             request_id=request_id,
             scope=self.principal.scope,
             prompt=self.plan.prompt,
-            sampling=sampling,
+            # Where leaving a field out would make the answer wrong, routing has already refused the
+            # turn. An engine of an earlier version may refuse a field that it does not know.
+            sampling=self.sampling.within(capabilities),
             breakpoints=[_held_at(point, ttls) for point in self.plan.breakpoints],
             documents=[] if approximate is None else approximate.documents,
             names=self.plan.names,
@@ -245,7 +240,9 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
             ttl = held_as(point.ttl, ttls)
             if ttl != point.ttl:
                 path = self.plan.slots[point.segment].path
-                reason = f"this engine holds nothing for longer than {TTLS[ttl].words}"
+                wanted = TTLS[point.ttl].words
+                held = TTLS[ttl].words
+                reason = f"this engine can't hold it for {wanted}: it holds it for {held}"
                 notes.append(Ignored(path, reason))
         return notes
 

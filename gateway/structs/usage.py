@@ -24,6 +24,8 @@ def is_error(outcome: str) -> bool:
     return outcome.endswith("error")
 
 
+# Counts of turns by reason or by outcome need no measure: `Usage` has `miss_reasons` and
+# `outcomes`.
 # A new measure of these sums changes these places:
 # - its expression over turns, in `ledger/rollups.py` (`measures`);
 # - its column in `ledger/schema.py` (`TurnRollupRow`), and REVISION there;

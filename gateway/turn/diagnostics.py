@@ -223,7 +223,7 @@ class LastHolders:
             digest = digests.get(report.segment)
             if digest is None or report.state == "none":
                 continue
-            # An entry without a lease has no promised end. By this time it has expired in any case.
+            # An entry without a lease has no promised end. It lives as long as its TTL at most.
             seconds = report.expires_in_seconds or TTLS[report.ttl or "5m"].seconds
             self._keep(model, digest, _Holder(engine, started.epoch, now + seconds))
 

@@ -31,7 +31,7 @@ def test_a_known_name_is_its_own_class(ttl: Ttl) -> None:
         ("1m", "5m"),
         ("6m", "5m"),
         ("45m", "30m"),
-        ("11h", "1h"),
+        ("61m", "1h"),
         ("24h", "12h"),
         ("7d", "12h"),
         ("7x", "5m"),

@@ -168,8 +168,8 @@ class HeldEntries(Entries):
 
     _want_copy = _note
 
-    def end(self, entry: Entry, why: MissReason, reason: LeaseEnd | None = None) -> None:
-        super().end(entry, why, reason)
+    def end(self, entry: Entry, miss_reason: MissReason, lease_end: LeaseEnd | None = None) -> None:
+        super().end(entry, miss_reason, lease_end)
         self.removed.append(entry.key)
 
 

@@ -5,6 +5,7 @@ position.
 """
 
 import re
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, get_args
 
@@ -12,6 +13,13 @@ import msgspec
 
 from gateway.dialects.anthropic.request import SUPPORTED_BLOCKS, AnthropicTtl
 from gateway.dialects.bodies import split_complaint
+
+
+def _any_of(names: Sequence[str]) -> str:
+    """The names as pydantic lists them: `'a', 'b' or 'c'`."""
+    *others, last = [f"'{name}'" for name in names]
+    return f"{', '.join(others)} or {last}" if others else last
+
 
 _STEP = re.compile(r"\[(\d+|\.\.\.)\]|\.?([^.\[]+)")
 _FIELD = re.compile(r"^Object (missing required|contains unknown) field `(.*)`$", re.DOTALL)
@@ -32,11 +40,11 @@ _KINDS = {
     "null": "null",
 }
 _CHOICES = {
-    "ttl": " or ".join(f"'{ttl}'" for ttl in get_args(AnthropicTtl)),
-    "role": "'user', 'assistant' or 'system'",
-    "service_tier": "'auto' or 'standard_only'",
-    "speed": "'standard' or 'fast'",
-    "media_type": "'text/plain'",
+    "ttl": _any_of(get_args(AnthropicTtl)),
+    "role": _any_of(["user", "assistant", "system"]),
+    "service_tier": _any_of(["auto", "standard_only"]),
+    "speed": _any_of(["standard", "fast"]),
+    "media_type": _any_of(["text/plain"]),
 }
 _TAGS = {
     "cache_control": ("ephemeral",),

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 
@@ -331,6 +332,16 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 
 def ask(**changes: Any) -> Ask:
     return lowered_chat({"model": "m", "messages": [USER], **changes})
+
+
+def test_an_engine_is_sent_no_field_that_it_may_not_know() -> None:
+    neutral = {"min_p": 0, "repetition_penalty": 1, "presence_penalty": 0, "min_tokens": 0, "n": 1}
+    wanted = ask(**neutral, temperature=0.5, max_tokens=5)
+    assert not wanted.sampling.needs
+    fields = msgspec.json.decode(msgspec.json.encode(wanted.generate_request("r", 0.0, [])))
+    assert fields["sampling"] == {"max_tokens": 5, "temperature": 0.5}
+    able = wanted.generate_request("r", 0.0, ["min_p", "penalties"]).sampling
+    assert (able.min_p, able.presence_penalty, able.repetition_penalty) == (0, 0, None)
 
 
 @pytest.mark.parametrize(

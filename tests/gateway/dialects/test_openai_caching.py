@@ -122,7 +122,7 @@ def test_an_engine_of_before_the_class_holds_its_longest_and_the_answer_says_so(
         assert answer["prompt_cache_options"] == {"mode": "implicit", "ttl": "30m"}
         (ignored,) = answer["holdfast"]["ignored"]
         assert ignored["path"] == "input[2].content[0]"
-        assert ignored["reason"] == "this engine holds nothing for longer than 1 hour"
+        assert ignored["reason"] == "this engine can't hold it for 12 hours: it holds it for 1 hour"
         assert written_for(answer)[1] == 0
         row = Admin(stack.url).recorded(f"msg_{answer['id'].removeprefix('resp_')}")
         assert row["cache_write_12h_tokens"] == 0 and row["prefix_ttl"] == "1h"

@@ -81,15 +81,15 @@ async def test_rows_of_a_later_version_are_read(ledger: Ledger) -> None:
         points=[Point(0, None, bytes(8), 9)],
         marks=[(0, "12h")],
     )
-    packed = pack(marked).replace(b"\xa312h", b"\xa22h")
+    packed = pack(marked).replace(b"\xa312h", b"\xa361m")
     about = {"engine": "engine-0", "engine_model": "m", "epoch": "e", "fingerprint": packed}
     for number in (1, 2):
         record = turn(number, "m", cache_write_1h_tokens=2000, **about)
-        record.prefix_ttl = "2h"
+        record.prefix_ttl = "61m"
         await ledger.insert_turns([record])
     report = await only(ledger)
-    assert report.ttl == "2h" and report.look is not None
-    assert (report.look.ttl, report.look.num_system) == ("2h", 1)
+    assert report.ttl == "61m" and report.look is not None
+    assert (report.look.ttl, report.look.num_system) == ("61m", 1)
     assert (report.better_ttl, report.better_ttl_saves_nano) == (None, None)
     assert report.reads_to_pay_back == 2, "a write costs what one for an hour does"
     use = await last_use(ledger, "a", [report.prefix])

@@ -165,8 +165,8 @@ class FileEntries(UnheldEntries):
         self.arriving = {}
         return records, freed
 
-    def end(self, entry: Entry, why: MissReason, reason: LeaseEnd | None = None) -> None:
-        super().end(entry, why, reason)
+    def end(self, entry: Entry, miss_reason: MissReason, lease_end: LeaseEnd | None = None) -> None:
+        super().end(entry, miss_reason, lease_end)
         self._changed[entry] = None
 
     def bring_back(self, entry: Entry, blocks: Sequence[Block]) -> None:
