@@ -9,18 +9,20 @@ from engine.settings import Settings
 
 NAME = "HoldfastConnector"
 """The connector's name in vLLM's settings."""
-# By this package's own name, which is another one inside the plugin's distribution.
+# It begins with this package's own name, which is another one inside the plugin's distribution.
 MODULE = f"{__name__.rpartition('.')[0]}.connector"
 LEASE_SHARES = {"lease_share": 0.25, "scope_lease_share": 0.5}
-"""What leases may hold of a vLLM that others use too, where its operator says nothing.
+"""What leases may hold in a vLLM that others use too, unless its operator says otherwise.
 
-`lease_share` of the pool's blocks for all leases, `scope_lease_share` of those for one scope.
+`lease_share` is the part of the pool's blocks that all leases may hold, 0 to 1. `scope_lease_share`
+is the part of those blocks that one scope may claim from scopes that hold more.
 """
 
 OURS = ("model", "disable_log_stats", "enable_prefix_caching", "data_parallel_size")
-"""What ENGINE_VLLM_ARGS can't set: what we stand on, and the model, which ENGINE_MODEL names.
+"""The arguments that ENGINE_VLLM_ARGS can't set.
 
-Each data-parallel rank has a scheduler and blocks of its own: it is an engine of its own.
+ENGINE_MODEL names the model. The engine works with only one value of each of the others. Each
+data-parallel rank has its own scheduler and its own blocks, so it would be an engine of its own.
 """
 
 
@@ -31,15 +33,15 @@ class ArgumentRefused(StartRefused):
 def engine_arguments(settings: Settings, *, is_cpu: bool) -> dict[str, Any]:
     """Keyword arguments of vLLM's AsyncEngineArgs. Raises ArgumentRefused.
 
-    Whatever ENGINE_VLLM_ARGS has goes before the defaults; settings of ours that were given go
-    before both. vLLM's pool has one block more than ours: its null block. A `kv_transfer_config`
-    names what stands beside our connector.
+    A value of ENGINE_VLLM_ARGS replaces a default. A setting of ours replaces both if it was given.
+    vLLM's pool has one block more than ours: its null block. A `kv_transfer_config` of
+    ENGINE_VLLM_ARGS names the connectors beside ours.
     """
     for name in settings.vllm_args:
         if name in OURS:
             raise ArgumentRefused(f"ENGINE_VLLM_ARGS: `{name}` is set by the engine")
     num_blocks = None if settings.num_blocks is None else settings.num_blocks + 1
-    # Ours by vLLM's names, as far as they were given.
+    # vLLM's name of an argument, our name of the setting, and its value.
     values = (
         ("dtype", "dtype", settings.dtype),
         ("block_size", "block_size", settings.block_size),
@@ -55,7 +57,7 @@ def engine_arguments(settings: Settings, *, is_cpu: bool) -> dict[str, Any]:
     defaults: dict[str, Any] = {
         # SHA-256 over CBOR is the same in every process and language.
         "prefix_caching_hash_algo": "sha256_cbor",
-        # The grammars are ours, and llguidance's.
+        # Our grammars are in llguidance's language. vLLM calls that backend `guidance`.
         "structured_outputs_config": {"backend": "guidance"},
     }
     if settings.adapters:
@@ -75,7 +77,7 @@ def engine_arguments(settings: Settings, *, is_cpu: bool) -> dict[str, Any]:
 
 
 def _transfer_config(settings: Settings) -> dict[str, Any]:
-    """Our connector alone, or in a MultiConnector in front of the given one or its children."""
+    """Our connector alone, or in a MultiConnector in front of the connectors that were given."""
     ours: dict[str, Any] = {
         "kv_connector": NAME,
         "kv_role": "kv_producer",
@@ -106,29 +108,30 @@ def _transfer_config(settings: Settings) -> dict[str, Any]:
 
 
 def role_problem(role: object) -> str | None:
-    """Why our connector can't have this `kv_role`; None where it can."""
+    """Why our connector can't have this `kv_role`. None if it can."""
     if role != "kv_consumer":
         return None
     return (
-        f"{NAME} consumes nothing, and vLLM would give blocks back later for it: its `kv_role` "
-        "must be kv_producer"
+        f"the `kv_role` of {NAME} must be kv_producer: it consumes nothing, and for a consumer "
+        "vLLM gives blocks back later"
     )
 
 
 def lease_shares(extra: Mapping[str, Any]) -> dict[str, float]:
-    """From `kv_connector_extra_config`.
+    """The shares of LEASE_SHARES by name, as a `kv_connector_extra_config` sets them.
 
-    Raises ValueError for a name that is no setting of ours, and a value that is not from 0 to 1.
+    Raises ValueError for a name that is no setting of ours, and for a value that is not from 0
+    to 1.
     """
     for name in extra:
         if name not in LEASE_SHARES:
-            nearest = get_close_matches(name, LEASE_SHARES, 1)
-            meant = (
-                f"did you mean `{nearest[0]}`?"
-                if nearest
-                else f"they are {', '.join(LEASE_SHARES)}"
+            matches = get_close_matches(name, LEASE_SHARES, 1)
+            hint = (
+                f"did you mean `{matches[0]}`?"
+                if matches
+                else f"its settings are {', '.join(LEASE_SHARES)}"
             )
-            raise ValueError(f"`{name}` is no setting of {NAME}: {meant}")
+            raise ValueError(f"`{name}` is no setting of {NAME}: {hint}")
     shares = dict[str, float]()
     for name, default in LEASE_SHARES.items():
         try:

@@ -48,34 +48,33 @@ from engine.text.tokens.detokenize import longest_token_bytes
 log = structlog.get_logger()
 _CACHE_BYTES = {**DTYPE_BYTES, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_inc": 1}
 BIND_SECONDS = 60.0
-"""A running vLLM answers between two steps."""
-_CHANGED = (AttributeError, ImportError, KeyError, RuntimeError, TypeError)
-"""What a version of vLLM that shows images in another way may raise, or a processor of a model."""
-TOLD = "this model is told of images, and shown none"
+"""How many seconds a running vLLM has to answer `bind`. It answers between two steps."""
+_IMAGE_ERRORS = (AttributeError, ImportError, KeyError, RuntimeError, TypeError)
+"""Raised by a vLLM that handles images in another way, or by a model's own processor."""
+NOT_SHOWN = "this model is shown no images: each prompt only says where one stood"
 TRIAL_SECONDS = 120.0
-"""Seconds for the first image, for which a processor may have to be loaded."""
+"""How many seconds the first image may take. A processor may have to be loaded for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmParts:
-    """A running vLLM; `description` lacks only the epoch.
-
-    `has_states`: some of its layers keep a recurrent state, so that a read ends at a kept one.
-    `shared_by` names connectors beside ours that may give a scope another's content.
-    `adapters` are the folders that its own command line names.
-    """
+    """A running vLLM, and what the engine's server needs beside it."""
 
     core: VllmCore
     renderer: ChatRenderer
     worker: WorkerSpec
+    # It lacks only the epoch.
     description: Description
+    # Some of vLLM's layers keep a recurrent state, so a read ends where a state was kept.
     has_states: bool = False
+    # The names of connectors beside ours that may give one scope another scope's content.
     shared_by: str = ""
+    # The adapters' folders by name, as vLLM's own command line gives them.
     adapters: Mapping[str, Path] = field(default_factory=dict)
 
 
 class VllmBackend(EngineBackend):
-    """`load_parts` starts vLLM and what goes with it; called once, in a thread."""
+    """`load_parts` starts vLLM and makes its parts. It is called once, in a thread."""
 
     def __init__(
         self,
@@ -92,29 +91,29 @@ class VllmBackend(EngineBackend):
         self._closing = ExitStack()
 
     unpurged = (
-        "blocks of vLLM's own cache and tiers: nothing finds them by an entry any more, and vLLM"
-        " reuses them in its own order; a restart of vLLM lets go of them",
+        "blocks of vLLM's own cache and tiers: no entry leads to them any more, and vLLM reuses"
+        " them in its own order; a restart of vLLM lets go of them",
     )
 
     def load(self, progress: Progress) -> None:
         parts = self._load_vllm(self._settings, progress)
-        # The connector knows our directives by a token, so it hears of that before any of them.
+        # The connector knows our directives by a token, so it gets the token before any directive.
         binding = asyncio.run_coroutine_threadsafe(parts.core.bind(), self._event_loop)
         bound = binding.result(BIND_SECONDS)
         description = parts.description
         if parts.renderer.image_text:
             if asyncio.run_coroutine_threadsafe(sees_images(parts), self._event_loop).result():
-                can = [*description.capabilities, "images"]
-                description = msgspec.structs.replace(description, capabilities=can)
+                capabilities = [*description.capabilities, "images"]
+                description = msgspec.structs.replace(description, capabilities=capabilities)
         self._parts = parts
         if self._settings.adapters or parts.adapters:
             folder = Path(self._settings.adapters) if self._settings.adapters else None
             adapters = VllmAdapters(parts.core, self._event_loop)
-            spelled = parts.renderer.tokenizer.decode
+            decode = parts.renderer.tokenizer.decode
             room = self._settings.adapter_bytes
             seconds = READ_SECONDS + LOAD_SECONDS
-            shelved = AdapterParts(folder, adapters, spelled, room, parts.adapters, seconds)
-            self._adapters = AdapterShelf(shelved)
+            shelf_parts = AdapterParts(folder, adapters, decode, room, parts.adapters, seconds)
+            self._adapters = AdapterShelf(shelf_parts)
             self._closing.callback(adapters.close)
         settings = self._settings
         if parts.shared_by:
@@ -122,7 +121,7 @@ class VllmBackend(EngineBackend):
             guarantees = own_guarantees(description.capabilities, shared_by=parts.shared_by)
             description = msgspec.structs.replace(description, guarantees=guarantees)
         description = self._whole(description)
-        # Room for what vLLM has evicted and not told yet.
+        # Room for blocks that vLLM has evicted without having told so yet.
         num_spare = 2 * description.max_context_tokens // description.block_size
         num_blocks = description.num_blocks + bound.max_blocks + num_spare
         pool = MirrorPool(num_blocks, description.block_size)
@@ -198,8 +197,8 @@ class VllmBackend(EngineBackend):
 def load_vllm(settings: Settings, progress: Progress) -> VllmParts:
     """Start vLLM with our connector.
 
-    Raises ArgumentRefused, StartRefused where vLLM's own processes did not start, and what vLLM
-    itself raises.
+    Raises ArgumentRefused. Raises StartRefused if vLLM's own processes did not start. Raises what
+    vLLM itself raises.
     """
     from vllm import AsyncEngineArgs, __version__
     from vllm.platforms import current_platform
@@ -217,7 +216,7 @@ def load_vllm(settings: Settings, progress: Progress) -> VllmParts:
     try:
         llm = AsyncLLM.from_vllm_config(config, stat_loggers=[])
     except RuntimeError as error:
-        # The process that failed has printed why. A trace of this one would say nothing of it.
+        # The process that failed has printed the cause. A trace of our own process lacks it.
         if "See root cause above" not in str(error):
             raise
         raise StartRefused("vLLM did not start; its own lines above say why") from error
@@ -226,10 +225,10 @@ def load_vllm(settings: Settings, progress: Progress) -> VllmParts:
 
 
 def image_text(model: Any) -> str:
-    """What stands for an image in a prompt of vLLM's; empty for a model that sees none.
+    """The text that stands for an image in vLLM's prompts. Empty for a model that sees no images.
 
-    One that numbers them (`<|image_1|>`) is taken as such. Where vLLM names no text it is the token
-    of the model's config.json (Pixtral and its like).
+    A model that numbers its images (`<|image_1|>`) counts as one that sees none. If vLLM names no
+    text, as for Pixtral, the text is that of the image token in the model's config.json.
     """
     from vllm.model_executor.model_loader.utils import get_model_cls
 
@@ -243,13 +242,13 @@ def image_text(model: Any) -> str:
         second = ""
     text = image_token_text(model.model) if first is None else first
     if not text or first != second:
-        log.warning(TOLD, why="nothing is known that stands for an image in its prompts")
+        log.warning(NOT_SHOWN, why="no text is known that stands for an image in its prompts")
         return ""
     return str(text)
 
 
 async def sees_images(parts: VllmParts) -> bool:
-    """Whether a prompt with an image becomes one of vLLM's, and every token is where it was."""
+    """Whether vLLM takes a prompt with an image, and leaves the text's tokens in their places."""
     from PIL import Image as Pillow
 
     file = BytesIO()
@@ -264,8 +263,8 @@ async def sees_images(parts: VllmParts) -> bool:
     try:
         async with asyncio.timeout(TRIAL_SECONDS):
             Widening(image_prompt.token_ids, await parts.core.show_first(image_prompt, marks))
-    except (EngineError, TimeoutError, *_CHANGED) as error:
-        log.warning(TOLD, why=trace_of(error))
+    except (EngineError, TimeoutError, *_IMAGE_ERRORS) as error:
+        log.warning(NOT_SHOWN, why=trace_of(error))
         return False
     return True
 
@@ -281,9 +280,9 @@ def parts_of(
 ) -> VllmParts:
     """The parts over a running AsyncLLM that has our connector.
 
-    `worker` says whose template and tokenizer render. `is_owner`: vLLM ends when the backend ends.
-    `adapters`: paths or hub ids by name. Raises TemplateRefused, and VllmChangedError where this
-    vLLM, or its adapters, are not known.
+    `worker` says which template and tokenizer render. With `is_owner` vLLM ends when the backend
+    ends. `adapters` are paths or hub ids by name. Raises TemplateRefused. Raises VllmChangedError
+    for a vLLM whose names have changed, or whose adapters are not known.
     """
     from vllm import __version__
     from vllm.lora.utils import get_adapter_absolute_path
@@ -315,7 +314,7 @@ def parts_of(
 
 
 def transfer_of(config: Any) -> Mapping[str, Any] | None:
-    """vLLM's KVTransferConfig as far as it tells of connectors."""
+    """The fields of vLLM's KVTransferConfig that tell of connectors. None without a config."""
     if config is None:
         return None
     names = ("kv_connector", "kv_role", "kv_connector_module_path", "kv_connector_extra_config")
@@ -325,12 +324,22 @@ def transfer_of(config: Any) -> Mapping[str, Any] | None:
 def _description(
     config: Any, settings: Settings, model_name: str, renderer: ChatRenderer
 ) -> Description:
-    """What an engine over a vLLM of this configuration tells of itself, but for the epoch."""
+    """The description of an engine over a vLLM of this configuration, without the epoch."""
     model = config.model_config
     cache = config.cache_config
     sampling: dict[str, Any] = model.get_diff_sampling_param()
     if model.try_get_generation_config().get("do_sample") is False:
         sampling |= {"temperature": 0.0, **model.override_generation_config}
+    # Unlike the native engine vLLM shares whole blocks only, so `copy_on_write` is not among them.
+    capabilities = capabilities_of(
+        renderer,
+        {
+            "multiple_choices": True,
+            "own_template": True,
+            **dict.fromkeys(NATIVE_AND_VLLM, True),
+            "service_class": config.scheduler_config.policy == "priority",
+        },
+    )
     return Description(
         backend="vllm",
         model=model_name,
@@ -340,16 +349,7 @@ def _description(
         num_blocks=cache.num_gpu_blocks - 1,
         granularity=cache.block_size,
         min_cache_tokens=settings.min_cache_tokens,
-        # As the native engine's, but that blocks are shared whole only.
-        capabilities=capabilities_of(
-            renderer,
-            {
-                "multiple_choices": True,
-                "own_template": True,
-                **dict.fromkeys(NATIVE_AND_VLLM, True),
-                "service_class": config.scheduler_config.policy == "priority",
-            },
-        ),
+        capabilities=capabilities,
         prefix_order=renderer.prefix_order,
         tool_format=renderer.tool_format,
         reasoning_format=renderer.reasoning_format,
@@ -359,7 +359,8 @@ def _description(
             cache.cache_dtype,
         ),
         device=str(config.device_config.device_type),
-        default_sampling=recommended(sampling),
+        # Only fields that vLLM honours.
+        default_sampling=recommended(sampling).within(capabilities),
         max_running=config.scheduler_config.max_num_seqs,
         longest_token_bytes=longest_token_bytes(renderer.tokenizer),
         identity=identity_of(model.model, renderer),
@@ -367,16 +368,16 @@ def _description(
 
 
 def kv_bytes(config: Mapping[str, Any], model_dtype: str, cache_dtype: str) -> int:
-    """Bytes of one token's keys and values; 0 where nobody here knows.
+    """Bytes of one token's keys and values. 0 if they are not known.
 
-    `config` is the model's config.json. `cache_dtype` is vLLM's `kv_cache_dtype`: `auto` means the
-    model's.
+    `config` is the model's config.json. `cache_dtype` is vLLM's `kv_cache_dtype`, where `auto` is
+    the model's own dtype.
     """
-    number = _CACHE_BYTES.get(model_dtype if cache_dtype == "auto" else cache_dtype)
-    if number is None or model_dtype not in DTYPE_BYTES:
+    number_bytes = _CACHE_BYTES.get(model_dtype if cache_dtype == "auto" else cache_dtype)
+    if number_bytes is None or model_dtype not in DTYPE_BYTES:
         return 0
     try:
         size = kv_size(config, model_dtype)
     except NotSizable:
         return 0
-    return size.bytes_per_token // size.head_bytes * size.head_dim * number
+    return size.bytes_per_token // size.head_bytes * size.head_dim * number_bytes

@@ -1,8 +1,9 @@
-"""Which of vLLM's connectors keep scopes apart, where one stands beside ours.
+"""Which of vLLM's connectors keep scopes apart when one stands beside ours.
 
-A connector that finds KV by its own keys can hand one scope what another wrote. Ours, and vLLM's
-block hashes, know a scope by `cache_salt`; the salt of our orders has the adapter as well. The
-table is read from the source of vLLM 0.33, file by file. This module imports nothing of vLLM.
+A connector that finds KV by its own keys can hand one scope what another scope wrote. Our connector
+and vLLM's block hashes know a scope by `cache_salt`. The salt of our orders has the adapter as
+well. The table was read from the source of vLLM 0.33, file by file. This module imports nothing of
+vLLM.
 """
 
 from collections.abc import Mapping
@@ -12,16 +13,18 @@ from typing import Any
 from engine.backends.vllm.arguments import MODULE, NAME
 
 FLAG = "ENGINE_VLLM_SHARES_KV_ACROSS_SCOPES"
-"""The setting that accepts the risk, and that `isolation` is not declared."""
-_UNREAD = "what its keys are of is not known"
+"""The setting by which an operator accepts the risk. The engine then declares no `isolation`."""
+_UNREAD = "it is not known what it finds KV by"
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What a connector finds KV by. `is_apart`: nothing is found for another scope or adapter."""
+    """The keys by which a connector finds KV."""
 
+    # It never finds what another scope or another adapter wrote.
     is_apart: bool
-    what: str
+    # What the keys are made of.
+    content: str
 
 
 _HASHES = Keys(True, "`request.block_hashes`, which begin with the salt and the adapter")
@@ -41,26 +44,26 @@ CONNECTORS: dict[str, Keys] = {
     "ExampleConnector": Keys(False, "tokens and images"),
     "LMCacheConnectorV1": Keys(False, "tokens and images; the salt is not passed on"),
     "LMCacheMPConnector": Keys(
-        False, "tokens without images, and the salt in some versions of LMCache's package alone"
+        False, "tokens without images; only some versions of LMCache's package add the salt"
     ),
     "HF3FSKVConnector": Keys(False, "tokens"),
     "DecodeBenchConnector": Keys(False, "nothing: every prompt is filled with made-up values"),
     "FlexKVConnectorV1": Keys(False, f"all is in FlexKV's own package: {_UNREAD}"),
     "MoRIIOConnector": Keys(False, _UNREAD),
 }
-"""By the name in `kv_connector`. One that is not here has not been read."""
+"""Keys by the name in `kv_connector`. A connector that is not here was not read."""
 SPECS = frozenset({"CPUOffloadingSpec", "TieringOffloadingSpec"})
-"""What OffloadingConnector keeps chunks by, by `spec_name`: each by the hash that it is given."""
+"""Specs of OffloadingConnector that keep each chunk by the hash that they get, by `spec_name`."""
 TIERS = frozenset({"example", "fs", "obj", "p2p"})
-"""Tiers below, by `type`, of which the same holds. `kvcr` is in a package of its own."""
+"""Tiers below that do so too, by `type`. `kvcr` is not among them: its package was not read."""
 OUR_TIERS = f"{MODULE.rpartition('.')[0]}.tiers"
 
 
 def sharing(transfer: Mapping[str, Any] | None) -> list[str]:
-    """What in a `kv_transfer_config` may hand a scope another's KV, each with the reason.
+    """What in a `kv_transfer_config` may hand one scope another scope's KV, each with the reason.
 
-    A class of another module may have any name, ours and MultiConnector's too. So one that names a
-    module of its own is not known.
+    A class of another module may have any name, even ours or MultiConnector's. So a connector that
+    names a module of its own counts as unread.
     """
     if transfer is None:
         return []
@@ -76,12 +79,15 @@ def sharing(transfer: Mapping[str, Any] | None) -> list[str]:
         return [problem for child in children for problem in sharing(child)]
     keys = CONNECTORS.get(str(name), Keys(False, _UNREAD))
     if not keys.is_apart:
-        return [f"{name} ({keys.what})"]
+        return [f"{name} ({keys.content})"]
     return _unread_parts(extra) if name == "OffloadingConnector" else []
 
 
 def _unread_parts(extra: Mapping[str, Any]) -> list[str]:
-    """What OffloadingConnector is told to load that was not read: vLLM knows others by no name."""
+    """The spec and the tiers of an OffloadingConnector that were not read, each with the reason.
+
+    A name of SPECS or TIERS is vLLM's own class, also beside a module: vLLM looks it up first.
+    """
     spec = extra.get("spec_name", "CPUOffloadingSpec")
     unread = [] if spec in SPECS else [f"OffloadingConnector's {spec}"]
     for tier in extra.get("secondary_tiers") or ():
@@ -93,11 +99,11 @@ def _unread_parts(extra: Mapping[str, Any]) -> list[str]:
 
 
 def refusal(transfer: Mapping[str, Any] | None) -> str | None:
-    """Why this configuration is refused unless FLAG is set; None where scopes are kept apart."""
+    """Why this configuration is refused unless FLAG is set. None if it keeps scopes apart."""
     problems = sharing(transfer)
     if not problems:
         return None
     return (
-        f"{', '.join(problems)} may give one scope what another wrote: leave it out, or set "
+        f"{', '.join(problems)} may give one scope what another scope wrote: leave it out, or set "
         f"{FLAG}=1 to serve without isolation"
     )
