@@ -4,8 +4,9 @@
         "kv_connector_module_path": "engine.backends.vllm.connector",
         "kv_connector_extra_config": {"lease_share": 0.25, "scope_lease_share": 0.5}}'
 
-The role must be `kv_producer`: a consumer's makes vLLM defer the return of every block. Like any
-connector it excludes encoder-decoder models and `expandable_segments:True` of PyTorch's allocator.
+`kv_consumer` is refused as its role: for a consumer vLLM defers the return of every block. As with
+any connector, vLLM can't have encoder-decoder models, nor `expandable_segments:True` of PyTorch's
+allocator.
 """
 
 import functools
@@ -53,22 +54,31 @@ from engine.store.journal import Record
 
 logger = init_logger(f"vllm.{__name__}")
 MAX_ENDED = 4_096
+"""Ended requests whose reports are kept."""
 
 
 @dataclass(eq=False, slots=True)
 class TrackedRequest:
-    """`found_tokens` is the last look-up's; what of it was reused is settled by admissions."""
+    """A request of vLLM's that carries a directive."""
 
     directive: Directive
     request: Request
+    # The blocks of the entry that it will read, until it is admitted.
     protected: Blocks | None = None
     is_admitted: bool = False
+    # What vLLM's last look-up found.
     found_tokens: int = 0
+    # What of that was reused. Each admission and each step up to the first token can lower it.
     hit_tokens: int = 0
+    # How many of its wants, in order of length, have become entries or can't.
     num_taken: int = 0
+    # How many of its watches, in order of length, have begun.
     num_watched: int = 0
+    # The entries that end with it if it gets no token.
     claims: list[VllmEntry] = field(default_factory=list)
+    # The length of each entry by its want's key.
     made_tokens: dict[str, int] = field(default_factory=dict)
+    # The positions of the prompt that were scheduled before the first token.
     computed: Ranges = field(default_factory=Ranges)
 
     @property
@@ -77,11 +87,11 @@ class TrackedRequest:
 
 
 class RequestTracker:
-    """Turns the scheduler's news of requests into protection, entries and reports.
+    """Turns what the scheduler tells of requests into protection, entries and reports.
 
-    vLLM's request ids differ from ours (it adds a suffix, and choices of one request get one each),
-    so states are kept by vLLM's and reported by the directive's. Not thread-safe: all calls come
-    from the scheduler's thread.
+    vLLM's request ids are not ours: vLLM adds a suffix, and each choice of a request has its own.
+    So states are kept by vLLM's ids, and reports are asked for by the directives' ids. Not
+    thread-safe: all calls come from the scheduler's thread.
     """
 
     def __init__(self, leases: LeaseManager) -> None:
@@ -94,7 +104,7 @@ class RequestTracker:
         self.num_preempted = 0
 
     def bind(self, token: str) -> None:
-        """Follow directives with this token only. What an earlier server held ends."""
+        """Follow only directives with this token. Everything that an earlier server held ends."""
         self.give_back()
         self._leases.take_losses()
         self._token = token.encode()
@@ -107,13 +117,17 @@ class RequestTracker:
     # What the scheduler tells.
 
     def arrive(self, request: Request) -> str | None:
-        """Protect what the request will read; why its directive can't be followed, if so."""
+        """Protect the blocks that a request will read.
+
+        The result says why its directive can't be followed. None if it is followed, or if there is
+        none.
+        """
         transfer = request.kv_transfer_params
         params = transfer.get(PARAM_KEY) if isinstance(transfer, Mapping) else None
         if params is None:
             return None
         token = params.get("token") if isinstance(params, Mapping) else None
-        # JSON can hold halves of characters, which UTF-8 alone refuses.
+        # JSON can hold halves of characters (surrogates), which UTF-8 refuses by itself.
         token_bytes = token.encode("utf-8", "surrogatepass") if isinstance(token, str) else b""
         if self._token is None or not hmac.compare_digest(token_bytes, self._token):
             return "it does not carry the server's token"
@@ -135,20 +149,20 @@ class RequestTracker:
         return None
 
     def look_up(self, request_id: str, hit_tokens: int) -> None:
-        """vLLM found this in its cache; it may ask again before it admits."""
+        """Note what vLLM found in its cache. It may look up again before it admits the request."""
         state = self._states.get(request_id)
         if state is not None:
             state.found_tokens = hit_tokens
 
     def admit(self, request: Request) -> None:
-        """The request has its blocks, for the first time or after it was preempted."""
+        """Note that a request has its blocks, for the first time or after it was preempted."""
         self.num_preempted += request.num_preemptions > 0
         state = self._states.get(request.request_id)
         if state is None or state.is_started:
             return
         if state.is_admitted:
-            # What an admission did not find it computed itself: the next one finds that as well,
-            # which makes it no reuse. vLLM's own `num_cached_tokens` stays the first one's.
+            # `hit_tokens` does not rise: a later admission also finds what the request computed
+            # itself, and that is no reuse. vLLM's own `num_cached_tokens` stays the first one's.
             # Preempted before its first token: what was lost with a reset is to be held anew.
             state.num_taken = state.num_watched = 0
             self._want(state)
@@ -158,7 +172,7 @@ class RequestTracker:
         self._unprotect(state)
 
     def schedule(self, num_scheduled_tokens: Mapping[str, int]) -> None:
-        """A step was made up. Note what it computes, and add the wants whose blocks it hashed."""
+        """Note what a new step computes, and make the entries whose blocks it has hashed."""
         for request_id, num_scheduled in num_scheduled_tokens.items():
             state = self._states.get(request_id)
             if state is not None and not state.is_started:
@@ -172,11 +186,14 @@ class RequestTracker:
         for request_id, state in list(self._wanting.items()):
             scheduled = num_scheduled_tokens.get(request_id)
             if scheduled is not None:
-                # vLLM adds the step's tokens after it has told us.
+                # vLLM adds the step's tokens to `num_computed_tokens` after this call.
                 self._take(state, state.request.num_computed_tokens + scheduled)
 
     def end(self, request_id: str) -> None:
-        """Finished, failed or aborted: what it made before its first token goes with it."""
+        """Note that a request has finished, failed or was aborted.
+
+        If it ends before its first token, the entries that it made end with it.
+        """
         state = self._states.pop(request_id, None)
         if state is None:
             return
@@ -194,7 +211,10 @@ class RequestTracker:
     # Under pressure.
 
     def give_up(self, except_id: str) -> bool:
-        """Let the newest waiting request give up its protected blocks. False if none has any."""
+        """Let the newest waiting request give up its protected blocks. False if none has any.
+
+        The request `except_id` keeps its own.
+        """
         for request_id, state in reversed(self._states.items()):
             if request_id != except_id and state.protected is not None:
                 self._unprotect(state)
@@ -210,7 +230,7 @@ class RequestTracker:
     # What the server asks, and the managers of sliding windows.
 
     def report(self, request_id: str) -> Report | None:
-        """By the directive's id; of those that ended the last 4,096 are remembered."""
+        """The report by the directive's id. Of ended requests the last 4,096 are remembered."""
         state = self._by_id.get(request_id)
         if state is None:
             return None
@@ -230,20 +250,25 @@ class RequestTracker:
         )
 
     def boundaries(self, request_id: str) -> list[int]:
-        """Where later requests may begin because this one is marked there, in rising order."""
+        """The offsets at which this request is marked, where a hit can end, in rising order.
+
+        Later requests may begin there.
+        """
         state = self._states.get(request_id)
         if state is None:
             return []
         return [self._leases.align(want.tokens) for want in state.directive.wants]
 
     def cut(self, request_id: str, start: int, num_tokens: int) -> int:
-        """How much of a chunk comes in front of the first boundary inside it."""
-        inside = (at for at in self.boundaries(request_id) if start < at < start + num_tokens)
-        return next(inside, start + num_tokens) - start
+        """How many tokens of a chunk come in front of the first boundary inside it."""
+        end = start + num_tokens
+        inside = (offset for offset in self.boundaries(request_id) if start < offset < end)
+        return next(inside, end) - start
 
     # Inside.
 
     def _take(self, state: TrackedRequest, computed_tokens: int) -> None:
+        """Begin the watches and make the entries that these computed tokens reach."""
         directive = state.directive
         request = state.request
         first = state.num_watched
@@ -282,15 +307,15 @@ class RequestTracker:
 
 
 NO_METADATA = KVConnectorMetadata()
-"""Workers have no part in it."""
+"""The workers are told nothing."""
 
 
 class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
-    """vLLM makes one in the scheduler's process, which does it all, and one in each worker.
+    """vLLM makes one in the scheduler's process and one in each worker. The workers' do nothing.
 
-    Raises ValueError at start for a role or setting that can't be, prefix caching off, layers of a
-    kind that is not known, or a drafter that drops the last block of hits (EAGLE, MTP). In a vLLM
-    whose names have changed it is off from the start.
+    Raises ValueError at the start for a role or a setting that can't be, without prefix caching,
+    for layers of a kind that is not known, and for a drafter that drops the last block of hits
+    (EAGLE, MTP). In a vLLM whose names have changed it is off from the start.
     """
 
     leases: LeaseManager
@@ -319,7 +344,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
     def requires_kv_delivery(self) -> bool:
         return False
 
-    # The workers' side: there is nothing to do. Nothing is checked there, so any arguments will do.
+    # The workers' side. There is nothing to do, whatever the arguments are.
 
     def start_load_kv(self, *_: Any, **__: Any) -> None:
         return
@@ -361,7 +386,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int, bool]:
-        return 0, False  # what is found here is noted when the request gets its blocks
+        return 0, False  # `wrap_cache` notes what vLLM found when the request gets its blocks
 
     @guarded(None)
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -382,7 +407,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         return self.request_finished(request, block_ids)
 
     def reset_cache(self, *_: Any, **__: Any) -> bool:
-        """There is no store of ours behind vLLM's cache; its own reset has ended the leases."""
+        """We have no store behind vLLM's cache. The reset of vLLM's cache has ended the leases."""
         return True
 
     @guarded(None)
@@ -390,17 +415,17 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         self.leases.note_reuse(block)
 
 
-# The server's calls (`directive.py`), as methods of vLLM's EngineCore: added, nothing is replaced.
-# They run between two steps in the scheduler's thread, and while it is idle. vLLM has no other way
-# for a connector to be asked (its RFC 51639 proposes one). vLLM passes what a call raises on to its
-# caller. All but `switch_off` raise SwitchedOff once the connector is off.
+# The server's calls (`directive.py`) are methods that are added to vLLM's EngineCore. None of its
+# own is replaced. The calls run in the scheduler's thread, between two steps and while it is idle.
+# vLLM has no other way to ask a connector (its RFC 51639 proposes one). What a call raises, vLLM
+# passes on to the caller. All but `switch_off` raise SwitchedOff once the connector is off.
 
 
 _records = msgspec.json.Decoder(list[Record])
 
 
 def add_utilities() -> None:
-    """Add the calls, once or again."""
+    """Add the calls. It does no harm to add them again."""
     to_builtins = msgspec.to_builtins
     calls: dict[str, Callable[..., Any]] = {
         "bind": _bind,
@@ -417,7 +442,7 @@ def add_utilities() -> None:
 
 
 def find_connector(core: Any) -> HoldfastConnector:
-    """Ours, alone or among a MultiConnector's; raises RuntimeError if there is none."""
+    """Our connector, alone or in a MultiConnector. Raises RuntimeError if there is none."""
     connector = _of(core.scheduler)
     if connector is None:
         raise RuntimeError("this vLLM runs without HoldfastConnector")
@@ -433,9 +458,10 @@ def _of(scheduler: Any) -> HoldfastConnector | None:
 
 
 def cut_at_marks() -> None:
-    """Have vLLM's schedulers end a hybrid's chunk at a marked offset: a state is kept there.
+    """Have vLLM's schedulers end a hybrid's chunk at a marked offset, so that a state is kept.
 
-    Its own ends are blocks' boundaries, the last of the prompt, and where an earlier prompt parted.
+    Without this chunks end at boundaries of blocks, at the prompt's last one, and where an earlier
+    prompt parted from this one.
     """
     split = Scheduler._mamba_block_aligned_split
     if hasattr(split, "__wrapped__"):
@@ -464,7 +490,7 @@ def _bind(core: Any, token: str) -> Any:
     connector = _running(core)
     leases = connector.leases
     bound = Bound()
-    # A tier of ours in an OffloadingConnector beside us (`tiers.py`).
+    # Our tier in an OffloadingConnector beside this one (`tiers.py`), if there is one.
     below = None
     for beside in getattr(core.scheduler.get_kv_connector(), "sub_connectors", ()):
         manager: Any = getattr(getattr(beside, "connector_scheduler", None), "manager", None)
@@ -518,12 +544,12 @@ def _core_stats(core: Any) -> Any:
 def wrap_cache(
     cache: CacheManager, leases: LeaseManager, tracker: RequestTracker, switch: Switch
 ) -> None:
-    """Wrap what vLLM calls of its cache.
+    """Wrap the methods that vLLM calls of its cache.
 
-    A stall with nothing running is prevented: waiting requests give up blocks, then leases end.
-    While a request runs, vLLM decides: a request that does not fit waits, or a running one is
-    preempted. The last running request preempts itself if it does not fit, and comes back as a
-    waiting one.
+    This prevents a stall with nothing running: waiting requests give up protected blocks, and then
+    leases end. While a request runs, vLLM decides alone. A request that does not fit waits, or a
+    running one is preempted. If the last running request does not fit, it preempts itself and
+    comes back as a waiting request.
     """
     allocate = cache.allocate_slots
     parameters = inspect.signature(allocate)
@@ -548,7 +574,7 @@ def wrap_cache(
 
     def make_room(request: Any, *args: Any, **kwargs: Any) -> bool:
         arguments = parameters.bind(request, *args, **kwargs).arguments
-        # vLLM says only for waiting requests whether others run.
+        # vLLM passes this for waiting requests alone: whether other requests run.
         if arguments.get("has_scheduled_reqs", True):
             return False
         hit_blocks = arguments.get("new_computed_blocks")
@@ -557,12 +583,12 @@ def wrap_cache(
         return tracker.give_up(request.request_id) or leases.sacrifice(hit)
 
     def reset_prefix_cache() -> bool:
-        """Let it succeed whenever it would without us, and end every entry then."""
+        """Let a reset succeed whenever it would without us. Then every entry ends."""
         switch.run(lambda: tracker.give_back() if leases.is_sole_user() else None, None)
         return empty()
 
     def maybe_evict(block: VllmBlock) -> bool:
-        """Count blocks whose content goes for other content, or because its load failed."""
+        """Count blocks whose content makes way for other content, or whose load failed."""
         is_evicted = evict(block)
         if is_evicted:
             switch.run(leases.count_eviction, None)
@@ -576,15 +602,15 @@ def wrap_cache(
 
 
 def _retain(manager: Any, tracker: RequestTracker, switch: Switch) -> None:
-    """Have groups of windows and of states hash what a hit at a marked offset needs.
+    """Have groups of windows and of states hash the blocks that a hit at a marked offset needs.
 
-    By default (`prefix_cache_retention_interval` 0) they do so for the prompt's end only.
+    By default (`prefix_cache_retention_interval` 0) they hash them for the prompt's end only.
     """
     cache = manager.cache_blocks
 
     def cache_blocks(request: Any, *args: Any, replay_boundaries: Any, **kwargs: Any) -> None:
-        none: list[int] = []
-        marked = switch.run(lambda: tracker.boundaries(request.request_id), none)
-        cache(request, *args, replay_boundaries=(*replay_boundaries, *marked), **kwargs)
+        no_boundaries: list[int] = []
+        boundaries = switch.run(lambda: tracker.boundaries(request.request_id), no_boundaries)
+        cache(request, *args, replay_boundaries=(*replay_boundaries, *boundaries), **kwargs)
 
     manager.cache_blocks = cache_blocks

@@ -1,23 +1,23 @@
 """What our engine server and our connector inside vLLM's scheduler say to each other.
 
-The server knows requests, entries, names and time; the connector knows blocks. A `Directive`
-travels with a request (as `kv_transfer_params[PARAM_KEY]`, plain JSON types); everything else is a
-call of the scheduler's process between two of its steps, by `call_utility_async`; that works while
-it is idle too. The connector has no clock: entries expire when the server says so.
+The server knows requests, entries, names and time. The connector knows blocks. A `Directive`
+travels with a request, as `kv_transfer_params[PARAM_KEY]` in plain JSON types. Everything else is a
+call by `call_utility_async`. The scheduler's process answers a call between two of its steps, or at
+once while it is idle. The connector has no clock: entries expire when the server says so.
 
 vLLM's own routes let any client send `kv_transfer_params`. A directive therefore carries a secret
-`token`, which the server makes at its start and gives to the connector with `bind`. A directive
+`token`. The server makes it at its start and gives it to the connector with `bind`. A directive
 with another token, or before a `bind`, is ignored.
 
 | call | arguments → what `msgspec.convert` makes of the answer |
 |---|---|
-| `bind` | token → `Bound`; all earlier entries end |
-| `switch_off` | why → None; all entries end, for good: the server's books failed |
-| `report` | request_id (the directive's) → `Report`, or None for one never heard of |
-| `release` | keys → how many of these entries there were (int); unknown keys are no error |
-| `unlease` | keys → None; their leases are over, their entries stay as best-effort ones |
-| `record` | records as JSON → None; the tier below tells its journal of entries |
-| `losses` | → list of `Loss` since the last call |
+| `bind` | token → `Bound`. All earlier entries end |
+| `switch_off` | reason → None. All entries end for good, because the server's books failed |
+| `report` | request_id of a directive → `Report`. None for one that the connector does not know |
+| `release` | keys → how many of these entries there were (int). Unknown keys are no error |
+| `unlease` | keys → None. Their leases end, and their entries stay as best-effort entries |
+| `record` | records as JSON → None. The tier below writes them to its journal |
+| `losses` | → list of each `Loss` since the last call |
 | `core_stats` | → `CoreStats` |
 """
 
@@ -37,33 +37,37 @@ LossReason = Literal["sacrificed", "yielded", "evicted", "reset"]
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
-    """What the tier below has, where there is one."""
+    """What the tier below has. Without a tier all fields have their defaults."""
 
-    # It keeps at most so many blocks.
+    # The most blocks that the tier keeps.
     max_blocks: int = 0
     # The secret of its entries' keys.
     chain: bytes = b""
-    # Its entries of an earlier process. They live on.
+    # The entries that it has from an earlier process. They live on.
     entries: list[Put] = []
 
 
 class Want(msgspec.Struct, frozen=True, kw_only=True):
-    """Make the request's first tokens an entry. A live entry of that key stays as it is."""
+    """Make the request's first tokens an entry. A live entry of that key stays, leased if it can
+    be."""
 
     # The server's own id of the entry (hex), the same for the same prefix of one scope.
     key: str
-    # Floored to a multiple of what a hit can end at.
+    # The connector floors it to an offset at which a hit can end.
     tokens: int
     # In seconds on the server's clock. It only orders entries: the lease that would expire first
-    # yields first, and is sacrificed first. A live entry keeps the later of two ends.
+    # yields first, and is sacrificed first. A live entry keeps the later of the two ends.
     expires_at: float
-    # Without this it gets no lease: its blocks follow vLLM's own order of reuse.
+    # False: the entry gets no lease, and its blocks follow vLLM's own order of reuse.
     is_asked_for: bool = True
 
 
 class Watch(msgspec.Struct, frozen=True, kw_only=True):
-    """Tell when no copy is left of the block that ends the request's first tokens. Nothing keeps
-    the block. It is told once, as a `Loss` of `key` with the reason `evicted` or `reset`."""
+    """Tell the server when the block that ends the request's first tokens is reused.
+
+    Nothing keeps the block. The server hears of its reuse once, as a `Loss` of `key` with the
+    reason `evicted`. It hears so at once if the block is not there.
+    """
 
     key: str
     # A multiple of the block size.
@@ -83,11 +87,10 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
     # The secret of `bind`.
     token: str = ""
     # The key of the entry that the look-up found, if any. Its blocks stay in memory from the moment
-    # the scheduler's process hears of the request until the request was admitted or has ended, also
-    # if the entry expires meanwhile. A waiting request gives them up only where nothing else can
-    # run.
+    # the scheduler's process hears of the request until the request is admitted or has ended, even
+    # if the entry expires meanwhile. A waiting request gives them up only if nothing else can run.
     read: str | None = None
-    # The most blocks that the scope's leases may keep from other scopes; None is the engine's
+    # The most blocks that the scope's leases may claim from other scopes. None is the engine's
     # default.
     lease_blocks: int | None = None
     watches: list[Watch] = []
@@ -109,8 +112,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     # Tokens that came from vLLM's own cache, or from a connector beside ours, at every admission up
-    # to the first token: what a preempted request computed itself is not among them. At most
-    # vLLM's own `num_cached_tokens`, which is the first admission's.
+    # to the first token. Tokens that a preempted request computed itself are not among them. At
+    # most vLLM's own `num_cached_tokens`, which is the first admission's.
     hit_tokens: int
     # The state of each want at the moment of the question.
     held: list[WantOutcome]
@@ -119,10 +122,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):
-    """What ended without the server's doing. Losses are in the order in which they happened.
+    """A lease, an entry or a watched block that is lost without the server's doing.
 
-    A later entry of the same key does not undo a loss. Whoever asks for losses before the report of
-    a request hears first of what was lost before that request's entries were made.
+    `losses` has them in the order in which they happened, and those of watches last. A later entry
+    of the same key does not undo a loss. If the server asks for losses before it asks for a
+    request's report, it hears first of losses from before that request's entries were made.
     """
 
     key: str
@@ -148,7 +152,7 @@ class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
     max_leased_blocks: int = 0
     # Blocks whose content had to go.
     evicted_blocks: int = 0
-    # Leases that gave up their blocks while the tier below kept their content.
+    # How often a lease gave up its blocks while the tier below kept their content.
     leases_lowered: int = 0
     # The tier below; None without one.
     store: StoreStats | None = None

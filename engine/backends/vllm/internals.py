@@ -1,4 +1,4 @@
-"""What we use of vLLM's inside, as types. `names.py` checks that it is there, and as it was.
+"""The parts of vLLM's inside that we use, as types. `names.py` checks that they have not changed.
 
 Tested with vLLM 0.32 and 0.33, tried with 0.30 and 0.31. This module imports nothing of vLLM.
 """
@@ -16,7 +16,7 @@ HELD = frozenset(
         "SlidingWindowSpec",
     }
 )
-"""vLLM's kinds of KV cache whose blocks a later hit takes as they are, by class."""
+"""The classes of vLLM's kinds of KV cache whose blocks a later hit takes as they are."""
 
 
 class VllmBlock(Protocol):
@@ -73,11 +73,11 @@ class Request(Protocol):
 
 
 MIN_VERSION = (0, 30)
-"""The oldest that was tried. Later ones are known by their names (`names.py`)."""
+"""The oldest version that was tried. Whether a later one is known is a matter of `names.py`."""
 CPU_ADAPTERS_SINCE = (0, 33)
-"""Earlier CPU builds compute base rows by an adapter's weights where one step has both."""
+"""In earlier CPU builds an adapter's weights also act on the base model's rows of the same step."""
 ADAPTERS_SINCE = (0, 32)
-"""Earlier ones pass over fields of an adapter's config that change what it computes."""
+"""Earlier versions pass over fields of an adapter's config that change what it computes."""
 
 
 class VllmChangedError(RuntimeError):
@@ -85,14 +85,14 @@ class VllmChangedError(RuntimeError):
 
 
 def check_version(version: str, oldest: tuple[int, int] = MIN_VERSION) -> None:
-    """Raise VllmChangedError for a vLLM that is older than what was tried."""
+    """Raise VllmChangedError for a vLLM before the `oldest` version."""
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if len(numbers) < 2 or numbers < oldest:
         raise VllmChangedError(f"vLLM {version} is not known: needs >= 0.{oldest[1]}")
 
 
 def check_adapters(version: str, *, is_cpu: bool) -> None:
-    """Raise VllmChangedError where adapters would be computed wrong."""
+    """Raise VllmChangedError for a vLLM that would compute adapters wrong."""
     check_version(version, ADAPTERS_SINCE)
     try:
         check_version(version, CPU_ADAPTERS_SINCE if is_cpu else ADAPTERS_SINCE)
@@ -104,27 +104,31 @@ def check_adapters(version: str, *, is_cpu: bool) -> None:
 
 
 def check_layers(groups: Iterable[Any]) -> None:
-    """Raises ValueError for layers whose blocks can't be held, by the name of their kind."""
+    """Raise ValueError for layers whose blocks can't be held. The message names their kind."""
     for group in groups:
         spec = group.kv_cache_spec
         # One group may stand for layers of one kind and several shapes.
         specs = getattr(spec, "kv_cache_specs", None)
         for layer_spec in [spec] if specs is None else specs.values():
             kind = type(layer_spec).__name__
-            why = None
+            reason = None
             if kind not in HELD:
-                why = "no hit at a marked offset is known for them"
+                reason = "which of their blocks a hit takes is not known"
             elif keeps_states(layer_spec) and layer_spec.mamba_cache_mode == "none":
-                why = "their states are not cached (--mamba-cache-mode align)"
+                reason = "their states are not cached (--mamba-cache-mode align)"
             elif getattr(layer_spec, "bounded_replay", False):
-                why = "a part of each hit is computed again"
-            if why is not None:
+                reason = "a part of each hit is computed again"
+            if reason is not None:
                 layers = ", ".join(group.layer_names[:2])
                 raise ValueError(
-                    f"HoldfastConnector can't hold layers of the kind {kind} ({layers}, …): {why}"
+                    f"HoldfastConnector can't hold layers of the kind {kind} ({layers}, …): "
+                    f"{reason}"
                 )
 
 
 def keeps_states(spec: Any) -> bool:
-    """Whether layers keep a recurrent state (Mamba, GDN, short convolutions): a hit ends at one."""
+    """Whether layers keep a recurrent state, as Mamba, GDN and short convolutions do.
+
+    A hit ends where a state is kept.
+    """
     return hasattr(spec, "mamba_cache_mode")

@@ -1,13 +1,15 @@
 """Entries held on vLLM's own KV blocks: leases, best-effort entries, protection of what is read.
 
 A lease is one more reference (`BlockPool.touch`) on every block that a later hit at its offset
-needs, in all KV cache groups, so that vLLM's LRU can't reuse them. Which lease ends is decided as
-in the native engine (`engine.cache.leases`), by a budget of unique blocks and a share of it per
-scope. An entry without a lease holds nothing; vLLM tells when the first of its blocks is reused
+needs, in all KV cache groups. So vLLM's LRU can't reuse these blocks. Leases have a budget of
+unique blocks, and each scope has a share of it. Which lease makes way is decided by the functions
+and keys of `engine.cache.leases`. Its docstring says where the first rule is weaker here.
+
+An entry without a lease holds nothing. vLLM tells when the first of its blocks is reused
 (`BlockPool.unpin_blocks`).
 
-Time is a number that orders; what expires is released by the server. Nothing here is thread-safe:
-all calls come from the scheduler's thread.
+Times only put entries in order. The server releases entries that have expired. Nothing here is
+thread-safe: all calls come from the scheduler's thread.
 """
 
 from collections import Counter, deque
@@ -21,8 +23,8 @@ import msgspec
 from engine.backends.vllm.directive import Loss, LossReason, Want, Watch
 from engine.backends.vllm.internals import CacheManager, VllmBlock, keeps_states
 from engine.cache.digests import TOKEN_BYTES
-from engine.cache.leases import Claim, ScopeLeases, next_to_sacrifice, next_to_yield
-from engine.cache.order import Order
+from engine.cache.leases import Claim, ScopeLeases, ending_key, next_to_sacrifice, next_to_yield
+from engine.cache.order import Key, Order
 from engine.protocol import EntryState
 from engine.protocol.reports import BlockStats
 from engine.store.journal import End, Put, Record
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 Blocks = tuple[VllmBlock, ...]
 
 MAX_UNTOLD_LOSSES = 65_536
+"""Losses that the server has not asked for yet. Beyond that the oldest are forgotten."""
 
 
 @dataclass(eq=False, slots=True)
@@ -45,25 +48,29 @@ class VllmEntry:
     expires_at: float
     # Without blocks the copy below is all that is left of the entry.
     blocks: Blocks
-    # The blocks' own hashes when the entry was made, to know them again by.
+    # The blocks' own hashes when the entry was made. A block with another hash has other content.
     hashes: tuple[bytes | None, ...]
+    # It has a lease on the device.
     is_leased: bool = False
-    # The requests that have not begun to answer, and that read it.
+    # The requests that want it and have not ended.
     claims: set[str] = field(default_factory=set)
+    # A request that wants it got a token, or an earlier process had it.
     is_confirmed: bool = False
-    # No entry but a place that a name stands on. That it is lost is told, and no more.
+    # It is no entry, but a place that a name stands on. Only its loss matters.
     is_watch: bool = False
     # The keys of a whole copy in the tier below.
     below: tuple[bytes, ...] = ()
-    # The copy holds its lease.
+    # The copy below holds its lease.
     is_lowered: bool = False
 
     @property
     def tier_keys(self) -> tuple[bytes, ...]:
+        """The keys by which the tier below has its blocks, or would have them."""
         return self.below or tuple(key for key in self.hashes if key is not None)
 
     @property
     def is_intact(self) -> bool:
+        """Whether all its blocks still have their content."""
         return all(
             block.block_hash == digest
             for block, digest in zip(self.blocks, self.hashes, strict=True)
@@ -71,6 +78,8 @@ class VllmEntry:
 
 
 class LeaseManager:
+    """The connector's book: entries, leases and protections on vLLM's blocks."""
+
     def __init__(
         self,
         cache: CacheManager,
@@ -79,10 +88,11 @@ class LeaseManager:
         scope_lease_share: float,
         on_reuse: Callable[[VllmBlock], None],
     ) -> None:
-        """`lease_share`: the part of the pool's blocks that leases may hold, 0 to 1.
+        """`lease_share` is the part of the pool's blocks that leases may hold, 0 to 1.
 
-        `scope_lease_share`: the part of that which a scope may claim from others that have more.
-        `on_reuse` is what vLLM calls when it reuses a block of ours; it calls `note_reuse`.
+        `scope_lease_share` is the part of those blocks that a scope may claim from scopes that have
+        more. vLLM calls `on_reuse` when it reuses a block that an entry depends on. It must call
+        `note_reuse`.
         """
         self._cache = cache
         self._on_reuse = on_reuse
@@ -110,18 +120,18 @@ class LeaseManager:
     # What requests do.
 
     def align(self, tokens: int) -> int:
-        """Floor to where a hit can end."""
+        """Floor an offset to one at which a hit can end."""
         return max(0, tokens - tokens % self.block_tokens)
 
     def set_share(self, scope: str, blocks: int | None) -> None:
-        """How many blocks a scope may claim from others that hold more; None for the default."""
+        """Set how many blocks a scope may claim from scopes that hold more. None: the default."""
         if blocks is None:
             self._shares.pop(scope, None)
         else:
             self._shares[scope] = blocks
 
     def protect(self, key: str) -> Blocks | None:
-        """Reference an entry's blocks for one who will read them; None where it is gone."""
+        """Reference an entry's blocks for a request that will read them. None if it is gone."""
         entry = self._find(key)
         if entry is None:
             return None
@@ -137,10 +147,10 @@ class LeaseManager:
     def expect(
         self, wants: Sequence[Want], block_hashes: Sequence[bytes], unix_offset: float
     ) -> None:
-        """Have the tier below keep what these entries will stand on; they are ordered by length.
+        """Have the tier below keep the blocks of these entries. `wants` are ordered by length.
 
-        It hears of them before anything is computed: vLLM offloads a prompt step by step. What
-        nobody asked to hold is not kept there: it would have room that leases need.
+        The tier hears of the blocks before they are computed, because vLLM offloads a prompt step
+        by step. Entries that nobody asked to hold are not kept there: leases need the room.
         """
         if self.below is None:
             return
@@ -160,10 +170,10 @@ class LeaseManager:
     def add(
         self, want: Want, scope: str, block_hashes: Sequence[bytes], claim: str
     ) -> VllmEntry | None:
-        """Make an entry of a prefix whose blocks are hashed; None where they are not all there.
+        """Make an entry of a prefix whose blocks are hashed. None if they are not all there.
 
-        A live entry of that key stays, leased if it can be now. `claim` is the request that wants
-        it: see `end_claim`.
+        A live entry of that key stays, and is leased if it can be. `claim` is the id of the request
+        that wants it: see `end_claim`.
         """
         entry = self._find(want.key)
         new_entry = None
@@ -171,7 +181,7 @@ class LeaseManager:
             new_entry = self._make(want, scope, block_hashes)
         if entry is None:
             entry = new_entry
-        elif new_entry is not None:  # it was below alone, and is here again
+        elif new_entry is not None:  # it was only in the tier below, and is here again
             entry.blocks = new_entry.blocks
             entry.hashes = new_entry.hashes
             self._entries[want.key] = entry
@@ -187,10 +197,10 @@ class LeaseManager:
         return entry
 
     def watch(self, watches: Sequence[Watch], block_hashes: Sequence[bytes]) -> None:
-        """Tell when the blocks that end these places are reused; they are ordered by length.
+        """Have the server told when the blocks that end these places are reused.
 
-        Nothing is held. An equal block that is left is not looked for: names are hints, and the
-        next request that has this one tells of it again.
+        `watches` are ordered by length. Nothing is held. If an equal block is left, it is not
+        looked for: names are hints, and the next request with the same name watches again.
         """
         new = [watch for watch in watches if self._find(watch.key) is None]
         ends = self._find_ends([watch.tokens for watch in new], block_hashes)
@@ -203,13 +213,15 @@ class LeaseManager:
             hashes = tuple(block.block_hash for block in blocks)
             entry = VllmEntry(watch.key, "", watch.tokens, 0.0, blocks, hashes, is_watch=True)
             self._entries[watch.key] = entry
-            # A reference taken and given back: the way to be told of its reuse.
+            # A reference is taken and given back, because vLLM then tells of the block's reuse.
             self._pool.touch(blocks)
             self._depend(entry)
 
     def end_claim(self, entry: VllmEntry, claim: str, *, is_started: bool) -> None:
-        """A request that claimed the entry has ended. The entry goes if no request claims it any
-        more and none of them got a token."""
+        """Note that a request that claimed the entry has ended.
+
+        The entry ends if no request claims it any more and none of them got a token.
+        """
         entry.claims.discard(claim)
         entry.is_confirmed |= is_started
         if not entry.is_confirmed and not entry.claims and self._entries.get(entry.key) is entry:
@@ -218,7 +230,7 @@ class LeaseManager:
     # What the server does.
 
     def release(self, keys: Sequence[str]) -> int:
-        """End entries; how many there were."""
+        """End entries. The result is how many there were."""
         entries = [self._entries[key] for key in keys if key in self._entries]
         for entry in entries:
             self._remove(entry)
@@ -227,7 +239,10 @@ class LeaseManager:
         return len(entries)
 
     def record(self, records: Iterable[Record]) -> None:
-        """Have the tier below write records to its journal, with the keys of entries' blocks."""
+        """Have the tier below write records to its journal, with the keys of entries' blocks.
+
+        A record of an entry that is not known, or has no keys, is left out.
+        """
         known_records = list[Record]()
         for record in records:
             if isinstance(record, Put):
@@ -252,7 +267,7 @@ class LeaseManager:
         return puts
 
     def unlease(self, keys: Iterable[str]) -> None:
-        """End leases that are over by the server's clock. Their entries become best-effort."""
+        """End leases that have expired by the server's clock. Their entries become best-effort."""
         for key in keys:
             entry = self._entries.get(key)
             if entry is not None and entry.is_leased:
@@ -268,11 +283,11 @@ class LeaseManager:
         return "leased" if entry.is_leased or entry.is_lowered else "best_effort"
 
     def take_losses(self) -> list[Loss]:
-        """What was lost since the last call, in order; the oldest are forgotten beyond 65,536.
+        """What was lost since the last call, in order. Beyond 65,536 the oldest are forgotten.
 
-        Places that names stand on come last, without those that have come back.
+        Places that names stand on come last. Those that are watched anew are not among them.
         """
-        # What stood on copies that the tier below has lost ends.
+        # The tier below may have lost copies. Their entries end, or lose their lease there.
         gone = set() if self.below is None else self.below.take_gone()
         for entry in list(self._entries.values()) if gone else ():
             if gone.isdisjoint(entry.below):
@@ -290,10 +305,10 @@ class LeaseManager:
         return losses
 
     def block_states(self, ours: Collection[int]) -> BlockStats:
-        """Every block by what holds it, and how many have more than one reference.
+        """How many blocks are in each state, and how many have more than one reference.
 
         `ours` are the ids of blocks that tracked requests use. Other active blocks are foreign.
-        Walks over all blocks: 10 ms for 100,000.
+        A walk over all blocks takes 10 ms for 100,000.
         """
         count: Counter[str] = Counter()
         for block in self._pool.blocks:
@@ -321,10 +336,11 @@ class LeaseManager:
     # What vLLM does.
 
     def sacrifice(self, hit: Collection[int] = ()) -> bool:
-        """Nothing else can run: turn the lease that would end first into best-effort.
+        """End the lease that would expire first, because nothing else can run.
 
-        One that only has blocks of `hit`, which the waiting request takes itself, would be lost in
-        vain. False where there is none to give.
+        Its entry becomes best-effort. `hit` are the ids of the blocks that the waiting request
+        reads. A lease that has no other blocks is passed over, because its end would free nothing.
+        False if there is no lease to end.
         """
         entry = next_to_sacrifice(held.first for held in self._held(hit))
         if entry is not None:
@@ -332,7 +348,7 @@ class LeaseManager:
         return entry is not None
 
     def is_sole_user(self) -> bool:
-        """Whether every block in use is so for our references only."""
+        """Whether every block in use has our references only."""
         ours = self._lease_refs + self._protected
         used = self.total_blocks - self._pool.get_num_free_blocks()
         return used == len(ours) and all(
@@ -340,13 +356,13 @@ class LeaseManager:
         )
 
     def reset(self) -> None:
-        """The cache is emptied: every entry ends. What is protected must be given back before."""
+        """End every entry, because the cache is emptied. Call `unprotect` for all blocks before."""
         for entry in list(self._entries.values()):
             self._remove(entry)
             self._note_loss(entry, "reset")
 
     def abandon(self) -> None:
-        """Give every reference back, whatever state the books are in. They can't be used after."""
+        """Give every reference back, whatever state the books are in. They are of no use after."""
         counts = self._lease_refs + self._protected
         self._lease_refs.clear()
         self._protected.clear()
@@ -357,14 +373,15 @@ class LeaseManager:
         self.evicted_blocks += 1
 
     def note_reuse(self, block: VllmBlock) -> None:
-        """The block gets other content: what stood on it without a lease ends."""
+        """Note that a block gets other content. Entries without a lease that stood on it end."""
         for entry in list(self._dependents.get(block.block_id, ())):
             self._lose_content(entry)
 
     # Inside.
 
     def _find(self, key: str) -> VllmEntry | None:
-        """The entry, if its content is still there. If vLLM has evicted that, the entry ends."""
+        """The entry, if its content is still there. If vLLM has evicted it, the entry ends, or is
+        below alone from now on."""
         entry = self._entries.get(key)
         if entry is not None and not entry.is_intact:
             self._lose_content(entry)
@@ -374,7 +391,7 @@ class LeaseManager:
         tokens = self.align(want.tokens)
         if tokens == 0:
             return None
-        # Exactly the blocks that a later hit at this offset takes, of every group.
+        # Of every group exactly the blocks that a later hit at this offset takes.
         num_hashes = tokens // self._pool.hash_block_size
         groups, hit, _ = self._cache.coordinator.find_longest_cache_hit(
             list(block_hashes[:num_hashes]), tokens
@@ -388,9 +405,10 @@ class LeaseManager:
         return entry
 
     def _find_ends(self, offsets: list[int], block_hashes: Sequence[bytes]) -> dict[int, Blocks]:
-        """The blocks at those of these offsets, in rising order, at which a hit can end.
+        """The blocks at those `offsets` at which a hit can end. The offsets are in rising order.
 
-        On a hybrid that is where a state is kept: each look-up finds the next one further in front.
+        In a hybrid a hit ends where a state is kept. Each look-up finds the nearest kept state at
+        or in front of the last offset.
         """
         ends: dict[int, Blocks] = {}
         while offsets:
@@ -405,7 +423,7 @@ class LeaseManager:
                 continue
             size = self._cache.coordinator.single_type_managers[0].block_size
             for offset in offsets:
-                # The block that ends there, or the nearest in front of it that is there at all.
+                # The block that ends there. If it is missing, the nearest one in front of it.
                 blocks = groups[0][: offset // size] if offset <= hit else ()
                 block = next((block for block in reversed(blocks) if not block.is_null), None)
                 if block is not None:
@@ -417,8 +435,8 @@ class LeaseManager:
         new = sum(block.block_id not in self._lease_refs for block in entry.blocks)
         while (excess := len(self._lease_refs) + new - self.max_leased_blocks) > 0:
             claimed = len(self._scope_refs.get(entry.scope, ())) + new
-            # Of the scope's own next lease to end, and those of scopes above their share, one that
-            # has a copy below loses nothing.
+            # The next lease to end of this scope, and of each scope above its share. Those with a
+            # copy below come first, because they lose nothing.
             firsts = [
                 scope_leases.first
                 for scope, scope_leases in zip(self._leases, self._held(), strict=True)
@@ -426,7 +444,7 @@ class LeaseManager:
                 and (scope == entry.scope or scope_leases.num_blocks > scope_leases.share)
                 and self._has_copy(scope_leases.first)
             ]
-            loser = min(firsts, key=lambda first: first.expires_at, default=None)
+            loser = min(firsts, key=ending_key, default=None)
             if loser is None:
                 claim = Claim(claimed, self._share(entry.scope), excess)
                 loser = next_to_yield(self._held(), claim)
@@ -443,12 +461,12 @@ class LeaseManager:
         entry.is_leased = True
         entry.is_lowered = False
         if entry.scope not in self._by_end:
-            self._by_end[entry.scope] = Order(_end_of)
+            self._by_end[entry.scope] = Order(_ending_key)
         self._by_end[entry.scope].push(entry)
         return True
 
     def _held(self, hit: Collection[int] = ()) -> Iterator[ScopeLeases[VllmEntry]]:
-        """Each scope's leases, but for those that only have blocks of `hit`."""
+        """Each scope's leases. No `first` has only blocks of `hit`."""
         for scope, entries in self._leases.items():
             first = self._by_end[scope].first()
             if hit:
@@ -457,7 +475,7 @@ class LeaseManager:
                     for entry in entries
                     if any(block.block_id not in hit for block in entry.blocks)
                 )
-                first = min(others, key=lambda entry: entry.expires_at, default=None)
+                first = min(others, key=ending_key, default=None)
             yield ScopeLeases(len(self._scope_refs[scope]), self._share(scope), first)
 
     def _share(self, scope: str) -> int:
@@ -473,7 +491,7 @@ class LeaseManager:
             self._note_loss(entry, reason)
 
     def _lose_content(self, entry: VllmEntry) -> None:
-        """vLLM has reused a block of an entry: it ends, or is below alone from now on."""
+        """Note that vLLM has reused a block of an entry. The entry ends, or is below alone now."""
         if not entry.is_watch and not entry.is_leased and self._has_copy(entry):
             self._undepend(entry)
             entry.blocks = ()
@@ -489,7 +507,7 @@ class LeaseManager:
         return bool(entry.below)
 
     def _end_lease(self, entry: VllmEntry) -> None:
-        """The books only: the caller gives the references back."""
+        """End a lease in the books only. The caller gives the references back."""
         entry.is_leased = False
         _subtract(self._lease_refs, entry.blocks)
         _subtract(self._scope_refs[entry.scope], entry.blocks)
@@ -498,7 +516,7 @@ class LeaseManager:
             del self._leases[entry.scope], self._scope_refs[entry.scope], self._by_end[entry.scope]
 
     def _depend(self, entry: VllmEntry) -> None:
-        """Give one reference back, and hear of it when a block is reused."""
+        """Give one reference on each block back, and hear of it when a block is reused."""
         for block in entry.blocks:
             self._dependents.setdefault(block.block_id, set()).add(entry)
         # From the tail, so that LRU takes a chain from its end.
@@ -527,9 +545,9 @@ class LeaseManager:
             self._undepend(entry)
 
 
-def _end_of(entry: VllmEntry) -> tuple[float, float] | None:
-    """The place of a lease in the order of ends; None without a lease."""
-    return (entry.expires_at, 0.0) if entry.is_leased else None
+def _ending_key(entry: VllmEntry) -> Key | None:
+    """The key of an entry in the order of its scope's leases. None without a lease."""
+    return ending_key(entry) if entry.is_leased else None
 
 
 def _subtract(counts: Counter[int], blocks: Blocks) -> None:

@@ -1,7 +1,7 @@
 """Brings requests to vLLM and its tokens back, on the event loop's thread.
 
-vLLM steps by itself; here its outputs become frames, the connector's reports first frames, and time
-expiries. Nothing of ours waits for a step but what has to know what it did.
+vLLM steps by itself. Here its outputs become frames, and the connector's reports become first
+frames. Entries expire here. Only calls that must know what a step did wait for a step.
 
 Our record of what vLLM holds is the same cache, entries and names as on our own blocks. The
 connector says which entries are leased and which blocks are gone. Expiry and look-ups are decided
@@ -46,30 +46,29 @@ _WATCH = "name:"
 
 
 class HeldEntries(Entries):
-    """Entries whose leases the connector holds. It reports which got one and which lost it.
-
-    `removed` are the keys of those that ended since it was emptied last, `unleased` of those that
-    lapsed, and which the connector may still lease.
-    """
+    """Entries whose leases the connector holds. It reports which entries got or lost a lease."""
 
     def __init__(
         self, pool: MirrorPool, *, grace_seconds: float = 0.0, is_recorded: bool = False
     ) -> None:
-        """`is_recorded`: a tier below has a journal, of which `take_records` is."""
+        """With `is_recorded` a tier below has a journal, for which `take_records` makes records."""
         super().__init__(
             pool,
             lease_share=1.0,
             scope_lease_share=1.0,  # the connector decides
             grace_seconds=grace_seconds,
         )
+        # The last report's states. Of entries that are not written yet, `write` reads them.
         self._states: dict[Digest, EntryState] = {}
+        # The keys of entries that ended since this list was emptied last.
         self.removed: list[Digest] = []
+        # The keys of entries whose lease lapsed, in order. The connector may still hold the leases.
         self.unleased: dict[Digest, None] = {}
         self._is_recorded = is_recorded
         self._changed: dict[Entry, None] = {}
 
     def learn(self, held: Iterable[WantOutcome]) -> None:
-        """What became of a request's wants; of entries that are not written yet, for `write`."""
+        """Note what became of a request's wants, and lease what the connector leases."""
         self._states = {Digest(bytes.fromhex(outcome.key)): outcome.state for outcome in held}
         for key in self._states:
             entry = self.get(key)
@@ -85,13 +84,13 @@ class HeldEntries(Entries):
             if entry.is_leased:
                 self._end_lease(entry, "sacrificed" if loss.reason == "sacrificed" else "yielded")
             return
-        # Whoever emptied vLLM's cache (`/reset_prefix_cache`, sleep) did so by hand.
+        # vLLM's cache is emptied by hand alone (`/reset_prefix_cache`, sleep).
         why: MissReason = "dropped" if loss.reason == "reset" else entry.why_broken
         self.end(entry, why, "dropped")
         entry.is_broken = True
 
     def take_back_put(self, put: Put, blocks: list[Block], now: float, wall: float) -> None:
-        """Take in an entry of an earlier process. It stands on blocks of the tier below."""
+        """Take in an entry of an earlier process. Its `blocks` are those of the tier below."""
         entry = put.entry(now, wall, is_leased=False)
         entry.blocks = entry.stored = blocks
         entry.recorded = Recorded(blocks, put.times.is_leased)
@@ -100,13 +99,14 @@ class HeldEntries(Entries):
 
     @property
     def has_changed(self) -> bool:
-        """Whether the journal may have to be told something."""
+        """Whether entries may have changed that the journal has to know of."""
         return bool(self._changed)
 
     def take_records(self, now: float, wall: float) -> list[Record]:
-        """What the journal must be told since the last call. Entries that ended are released.
+        """The records of what changed since the last call, for the journal.
 
-        The tier below has no copy of what nobody asked to hold, so the journal hears nothing of it.
+        They have nothing of entries that ended: these are released by `take_released`. They have
+        nothing of entries that nobody asked to hold: the tier below has no copy of these.
         """
         changed = self._changed
         self._changed = {}
@@ -143,7 +143,7 @@ class HeldEntries(Entries):
     def bring_back(self, entry: Entry, blocks: Sequence[Block]) -> None:
         super().bring_back(entry, blocks)
         if not entry.is_partly_away:
-            entry.stored = None  # it may have a copy, of which nothing is told here
+            entry.stored = None  # it may have a copy, but the connector does not say so
 
     def _lease_in_store(self, entry: Entry) -> bool:
         if not entry.is_partly_away:
@@ -176,8 +176,9 @@ class HeldEntries(Entries):
 class HeldCache(MirrorCache):
     """The cache of an engine that computes in vLLM.
 
-    A request is looked up here, asks by its `directive`, and is `admit`ted with the report. A key
-    that nobody wants and no entry has any more is to be released: `take_released`.
+    A request is looked up here, asks the connector by its `directive`, and is admitted with the
+    connector's report (`admit`). A key that no request wants and no entry has is to be released
+    (`take_released`).
     """
 
     entries: HeldEntries
@@ -215,7 +216,10 @@ class HeldCache(MirrorCache):
     def directive(
         self, request_id: str, query: CacheQuery, lookup: Lookup, lease_blocks: int | None
     ) -> Directive:
-        """What a request that was looked up asks of the connector. To be settled by `let_off`."""
+        """What a request that was looked up asks of the connector. Call `let_off` once it is over.
+
+        `lease_blocks` is the scope's share of the lease budget. None is the engine's default.
+        """
         wants: dict[Digest, Want] = {}
         for mark in lookup.marks:
             tokens = mark.tokens
@@ -235,9 +239,10 @@ class HeldCache(MirrorCache):
             wants[hit.key] = _want_of(hit)
         self._wanted.update(wants.keys())
         size = self.pool.block_size
-        full = sorted({name.tokens // size for name in query.names} - {0})
+        lengths = sorted({name.tokens // size for name in query.names} - {0})
         watches = [
-            Watch(key=_WATCH + query.digests.full[n - 1].hex(), tokens=n * size) for n in full
+            Watch(key=_WATCH + query.digests.full[length - 1].hex(), tokens=length * size)
+            for length in lengths
         ]
         return Directive(
             request_id=request_id,
@@ -249,22 +254,22 @@ class HeldCache(MirrorCache):
         )
 
     def let_off(self, directive: Directive) -> list[Digest]:
-        """The request started or never will: the keys that nothing stands on."""
+        """Note that a request started or never will. The result is its keys that nothing needs."""
         keys = [Digest(bytes.fromhex(want.key)) for want in directive.wants]
         self._wanted.subtract(keys)
-        self._wanted += Counter()  # drops what is zero
+        self._wanted += Counter()  # drops counts of zero
         return self._idle(keys)
 
     def take_released(self) -> list[Digest]:
-        """The keys of ended entries that nobody waits for: the connector may let them go."""
+        """The keys of ended entries that no request waits for. The connector may end them."""
         removed = self.entries.removed
         self.entries.removed = []
         return self._idle(removed)
 
     def take_unleased(self) -> list[Digest]:
-        """The keys whose leases are over and whose entries are kept for turns that came before.
+        """The keys of lapsed leases whose entries are kept for turns that arrived before.
 
-        One that a request waits for is kept until that request has started: it may hold it anew.
+        A key that a request waits for comes once that request has started, which may lease it anew.
         """
         unleased = self.entries.unleased
         entries = self.entries
@@ -275,9 +280,9 @@ class HeldCache(MirrorCache):
         return [key for key, entry in lapsed if entry is not None and not entry.is_leased]
 
     def admit(self, query: CacheQuery, lookup: Lookup, table: BlockTable, report: Report) -> None:
-        """The request has its first token: what it reused, and what the connector holds for it.
+        """Settle a request that has its first token: what it read, and what is held for it.
 
-        A hit that was lost on the way is none: another entry is read if what was reused covers one.
+        If the hit was lost on the way, another entry is read whose tokens were all reused, or none.
         """
         reused = report.hit_tokens
         if not self._settle(query, lookup, reused):
@@ -306,7 +311,7 @@ class HeldCache(MirrorCache):
         self._mirror(query, table)
 
     def lose(self, losses: Sequence[Loss]) -> None:
-        """What the connector lost, in its order."""
+        """Take in what the connector lost, in its order."""
         for loss in losses:
             if loss.key.startswith(_WATCH):
                 self.pool.lose(Digest(bytes.fromhex(loss.key.removeprefix(_WATCH))))
@@ -314,6 +319,7 @@ class HeldCache(MirrorCache):
                 self.entries.lose(Digest(bytes.fromhex(loss.key)), loss)
 
     def _idle(self, keys: Iterable[Digest]) -> list[Digest]:
+        """Those of the keys that no request wants and no entry has."""
         return [key for key in keys if not self._wanted[key] and self.entries.get(key) is None]
 
 
@@ -330,15 +336,16 @@ log = structlog.get_logger()
 
 FAILED = "the engine failed"
 LOSS_SECONDS = 0.25
-"""How often a running engine is asked what it lost, besides at every first token."""
+"""How often a running engine is asked for losses. It is also asked at every first token."""
 IDLE_LOSS_SECONDS = 1.0
-"""The same while no request of ours runs."""
+"""How often it is asked while no request of ours runs."""
 
 
 class VllmLoop(ExternalLoop):
-    """`start` is told of an error that vLLM can't go on after.
+    """Has a task for each choice that vLLM computes.
 
-    `max_leased_blocks`: the whole budget, of which a request may name its scope's share.
+    The `on_crash` of `start` is called for an error after which vLLM can't go on.
+    `max_leased_blocks` is the whole budget of leases. A request may name its scope's share of it.
     """
 
     _cache: HeldCache
@@ -359,21 +366,23 @@ class VllmLoop(ExternalLoop):
         self._core = core
         self._max_leased_blocks = max_leased_blocks
         self._max_context_tokens = max_context_tokens
-        # What each choice asked of the connector, and the requests whose wants are not settled.
+        # What each choice asked of the connector.
         self._directives: dict[SequenceState, Directive] = {}
+        # The requests whose wants are not settled.
         self._wanting: dict[RequestState, Directive] = {}
         self._released: list[Digest] = []
         self._num_orders = 0
 
     def stop(self) -> None:
-        """End our tasks, and vLLM if it is ours; what runs is not finished."""
+        """End our tasks, and vLLM if it is ours. Answers that run are cut off."""
         super().stop()
         self._core.shut_down()
 
     async def abandon(self, reason: str) -> None:
-        """Our books failed in a vLLM that others use: our requests fail, its own go on.
+        """End our part in a vLLM that others use, because our books failed.
 
-        The connector gives back all that it holds, since nobody knows any more what that is for.
+        Our requests fail, and vLLM's own go on. The connector gives back all that it holds, because
+        nobody knows any more what it holds that for.
         """
         order_ids = [self._directives[sequence].request_id for sequence in self._serving]
         await self.fail_all(FAILED)
@@ -395,7 +404,7 @@ class VllmLoop(ExternalLoop):
     def _begin(self, sequence: SequenceState) -> None:
         query = sequence.request.query
         lookup = sequence.request.lookup
-        # A client may use an id again; the connector never hears one twice.
+        # A client may use an id again, but the connector must not get one twice.
         self._num_orders += 1
         order_id = f"{sequence.request.request_id}/{self._num_orders}"
         share = query.lease_share
@@ -416,7 +425,10 @@ class VllmLoop(ExternalLoop):
         super()._begin(sequence)
 
     def _remove(self, sequence: SequenceState) -> None:
-        """What still runs of it is aborted; before anything that is asked of vLLM after this."""
+        """Take a choice out, and abort it in vLLM if it still runs.
+
+        The abort comes before anything that is asked of vLLM later.
+        """
         directive = self._directives.pop(sequence)
         request = sequence.request
         is_running = self._serving[sequence] is not asyncio.current_task()
@@ -429,16 +441,17 @@ class VllmLoop(ExternalLoop):
             self._spawn(self._core.abort(directive.request_id))
 
     async def _close_failed(self, request: RequestState, order_id: str) -> None:
-        """Only vLLM's scheduler knows what it computed of a prompt without a first token.
+        """Close a request that ends before its first token.
 
-        Nothing more is computed behind an abort.
+        Only vLLM's scheduler knows how much of its prompt was computed. The abort comes first,
+        because nothing more is computed after it.
         """
         await self._core.abort(order_id)
         report = await self._core.report(order_id)
         self.accounting.close_failed(request, 0 if report is None else report.computed_tokens)
 
     def _end_wants(self, request: RequestState) -> None:
-        """It began to answer, or never will: nothing waits for its wants any more."""
+        """Settle the wants of a request that began to answer, or never will."""
         directive = self._wanting.pop(request, None)
         if directive is not None:
             self._released += self._cache.let_off(directive)
@@ -475,7 +488,10 @@ class VllmLoop(ExternalLoop):
             await self._core.abort(order_id)
 
     async def _admit(self, sequence: SequenceState, output: Output, directive: Directive) -> None:
-        """The first token: what vLLM reused, and what the connector holds, is known now."""
+        """Start a request at its first token.
+
+        What vLLM reused and what the connector holds is known now.
+        """
         request = sequence.request
         order_id = directive.request_id
         losses, report = await asyncio.gather(self._core.losses(), self._core.report(order_id))
@@ -502,7 +518,7 @@ class VllmLoop(ExternalLoop):
     # Along the way.
 
     def _tell(self) -> None:
-        """Publish what happened, and let the connector go of what ended."""
+        """Publish what happened, and tell the connector which leases and entries ended."""
         super()._tell()
         entries = self._cache.entries
         if entries.has_changed:
@@ -522,12 +538,13 @@ class VllmLoop(ExternalLoop):
         super().start(on_crash)
 
     async def _watch_losses(self) -> None:
-        """Other clients of the server take blocks too, whether or not a request of ours runs.
+        """Ask for losses again and again.
 
-        An error is a crash: vLLM tells a loss once, and no lease may stand on what is lost. The
-        connector answers with an error once it is off.
+        Other clients of vLLM take blocks too, whether or not a request of ours runs. An error ends
+        the engine: the connector tells a loss once, and no lease may stand on lost content. Once
+        the connector is off, it answers with an error.
         """
-        # Asked once at the start: a scheduler that is not as we know it ends the engine here.
+        # Asked once at the start, so that a scheduler that has changed ends the engine here.
         await self._core.stats()
         while True:
             await asyncio.sleep(LOSS_SECONDS if self._serving else IDLE_LOSS_SECONDS)

@@ -1,8 +1,8 @@
-"""The names inside vLLM that we stand on, and a check at start that they are as they were.
+"""The names inside vLLM that we rely on, and a check at the start that they have not changed.
 
-vLLM promises none of them. `signatures.py` has how each looked in the versions that were read, and
-is generated (`scripts/setup/vllm_names.py`). The check decides, not the version: a later vLLM in
-which no name has changed is as good, and one in which a name has changed is told by that name.
+vLLM promises none of them. `signatures.py` has how each looked in the versions that were read. It
+is generated (`scripts/setup/vllm_names.py`). The check decides, and not the version: a later vLLM
+is taken if no name has changed. If one has changed, the message has that name.
 """
 
 import ast
@@ -20,7 +20,7 @@ _KV = "vllm.distributed.kv_transfer.kv_connector"
 _OFFLOAD = "vllm.v1.kv_offload"
 
 NAMES: dict[str, dict[str, str]] = {
-    # The scheduler's process: what the connector uses, wraps and is called by.
+    # The scheduler's process: what the connector uses and wraps, and what calls it.
     "scheduler": {
         f"{_CORE}.block_pool:BlockPool": "touch free_blocks unpin_blocks get_num_free_blocks "
         "_maybe_evict_cached_block num_gpu_blocks hash_block_size blocks",
@@ -67,7 +67,7 @@ NAMES: dict[str, dict[str, str]] = {
         "tokenizer_revision try_get_generation_config use_mla",
         "vllm.config:SpeculativeConfig": "use_eagle",
     },
-    # Beside our policy and tier.
+    # What our cache policy and our tier use, and what calls them.
     "offloading": {
         f"{_KV}.v1.offloading_connector:OffloadingConnector": "connector_scheduler",
         f"{_KV}.v1.offloading.scheduler:OffloadingConnectorScheduler": "manager",
@@ -85,19 +85,19 @@ NAMES: dict[str, dict[str, str]] = {
         f"{_OFFLOAD}.tiering.base:JobResult": "__init__",
     },
 }
-"""By part of ours and class, its names. A class of theirs is in its module's place."""
+"""For each part of ours the names that it relies on, by their class: `MODULE:CLASS`."""
 
 
 def vllm_version() -> str:
-    """Of the vLLM of this process."""
+    """The version of the vLLM that this process imports."""
     version: str = importlib.import_module("vllm").__version__
     return version
 
 
 def check_names(part: str) -> None:
-    """Raise VllmChangedError for a vLLM that is too old, or whose names are not as they were read.
+    """Raise VllmChangedError for a vLLM that is too old, or whose names have changed.
 
-    The message has every name that a `part` of NAMES stands on and that differs.
+    `part` is a key of NAMES. The message has each of its names that has changed.
     """
     version = vllm_version()
     check_version(version)
@@ -107,7 +107,7 @@ def check_names(part: str) -> None:
         if signature is None or signature not in SIGNATURES.get(name, {}).values()
     ]
     if changed:
-        raise VllmChangedError(f"vLLM {version} is not known: changed is {', '.join(changed)}")
+        raise VllmChangedError(f"vLLM {version} is not known: it has changed {', '.join(changed)}")
 
 
 def is_known(part: str) -> bool:
@@ -120,7 +120,7 @@ def is_known(part: str) -> bool:
 
 
 def signatures_of(part: str) -> dict[str, str | None]:
-    """How each name of a part looks in this vLLM; None for one that is not there."""
+    """How each name of a part looks in this vLLM. None for a name that is not there."""
     signatures = dict[str, str | None]()
     for owner, names in NAMES[part].items():
         path, _, kind = owner.partition(":")
@@ -135,7 +135,10 @@ def signatures_of(part: str) -> dict[str, str | None]:
 
 
 def signature_of(owner: type, name: str) -> str | None:
-    """Its parameters by name and kind, `=` where one may be left out; `attribute` for others."""
+    """A function's parameters by name and kind, with `=` behind those that may be left out.
+
+    `attribute` for anything else. None for a name that is not there.
+    """
     value = inspect.getattr_static(owner, name, None)
     if isinstance(value, classmethod | staticmethod):
         value = value.__func__
@@ -144,23 +147,24 @@ def signature_of(owner: type, name: str) -> str | None:
     return "attribute" if value is not None or name in _attributes(owner) else None
 
 
+# Stands for any default: signatures tell that there is one, and not its value.
+_ANY_DEFAULT = None
+
+
 def _parameters(function: Any) -> str:
-    bare = [
+    parameters = [
         parameter.replace(
             annotation=parameter.empty,
-            default=parameter.empty if parameter.default is parameter.empty else _LEFT_OUT,
+            default=parameter.empty if parameter.default is parameter.empty else _ANY_DEFAULT,
         )
         for parameter in inspect.signature(function).parameters.values()
     ]
-    return str(inspect.Signature(bare)).replace("=None", "=")
-
-
-_LEFT_OUT = None
+    return str(inspect.Signature(parameters)).replace("=None", "=")
 
 
 @functools.cache
 def _attributes(owner: type) -> set[str]:
-    """What a class and those it is made of declare, or set on `self`."""
+    """The attributes that a class and its bases declare, or set on `self`."""
     names = set[str]()
     for kind in owner.__mro__[:-1]:
         names.update(getattr(kind, "__slots__", ()), inspect.get_annotations(kind))

@@ -1,8 +1,8 @@
 """What we add to vLLM before it starts: the connector's name, and a check of its configuration.
 
-MultiConnector looks its children up by name, so the connector is registered; with
-`kv_connector_module_path` it works alone without. This module imports nothing of ours that an
-environment may lack.
+MultiConnector looks its children up by name, so the connector is registered. Alone it also works
+without that, by its `kv_connector_module_path`. This module imports no module of ours that needs a
+package which an environment may lack.
 """
 
 import functools
@@ -17,14 +17,14 @@ from vllm.logger import init_logger
 from engine.backends.vllm.arguments import MODULE, NAME
 
 PLUGIN = "holdfast"
-"""By this name VLLM_PLUGINS asks for our routes."""
+"""The name by which VLLM_PLUGINS asks for our routes."""
 Check = Callable[[Any, bool], None]
-"""Raises RuntimeError for a VllmConfig in which leases can't be held; the flag is `log_stats`."""
+"""Raises RuntimeError for a VllmConfig in which leases can't be held. The flag is `log_stats`."""
 logger = init_logger(f"vllm.{__name__}")
 
 
 def register() -> None:
-    """Make the connector known by its name, once or again."""
+    """Make the connector known by its name. It does no harm to do so again."""
     try:
         KVConnectorFactory.get_connector_class_by_name(NAME)
     except ValueError:  # not registered yet
@@ -34,9 +34,9 @@ def register() -> None:
 def check_before_loading(check: Check) -> None:
     """Have a server's configuration checked when it is made, before any weight is read.
 
-    Only where VLLM_PLUGINS names us. vLLM has no hook there, so AsyncEngineArgs gets one, once.
-    A refusal ends the process with one line. Any other error of the check is left to the same check
-    behind the load.
+    This happens only if VLLM_PLUGINS names us. vLLM has no hook there, so AsyncEngineArgs gets one,
+    once. A refusal ends the process with one line. After any other error the load goes on, and the
+    same check comes again behind it.
     """
     create = AsyncEngineArgs.create_engine_config
     if hasattr(create, "__wrapped__"):

@@ -1,7 +1,8 @@
-"""What keeps an error of ours out of vLLM's scheduler.
+"""Keeps errors of ours out of vLLM's scheduler.
 
-vLLM calls our hooks, our cache policy and our tier in its own loops: an error that left one would
-end the engine for all its users. The first error switches that part off for good, and says why.
+vLLM calls our hooks, our cache policy and our tier in its own loops. An error that one of them let
+out would end the engine for all its users. So the first error of a part switches that part off for
+good, and the part says why it is off.
 """
 
 import functools
@@ -18,9 +19,10 @@ logger = init_logger(f"vllm.{__name__}")
 
 
 def guarded(otherwise: Any) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Run a hook of an owner's `switch`: `otherwise` is what vLLM gets from us once we are off.
+    """Run a method by the `switch` of its object. vLLM gets `otherwise` once that is off.
 
-    Whatever vLLM's scheduler calls of ours is guarded, whole. `hook.otherwise` tells it.
+    Every method of ours that vLLM's scheduler calls is guarded as a whole. `otherwise` is also an
+    attribute of the guarded method.
     """
 
     def guard(hook: Callable[P, T]) -> Callable[P, T]:
@@ -37,13 +39,13 @@ def guarded(otherwise: Any) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 class SwitchedOff(RuntimeError):
-    """The message says why."""
+    """A part of ours is off. The message says why."""
 
 
 class Switch:
-    """On until the first error. `give_back` ends what the part holds; it may fail too.
+    """On until the first error. Then `give_back` ends all holds of the part. It may fail too.
 
-    `part` is what the log and refusals call it.
+    `part` is the part's name in the log and in refusals.
     """
 
     def __init__(self, part: str = "connector") -> None:
@@ -56,7 +58,7 @@ class Switch:
         return self.reason is None
 
     def run(self, function: Callable[[], T], otherwise: T) -> T:
-        """The function's result, or `otherwise` where it fails or we are off."""
+        """The function's result. `otherwise` if the function fails or the switch is off."""
         if self.reason is not None:
             return otherwise
         try:
@@ -69,7 +71,7 @@ class Switch:
             return otherwise
 
     def turn_off(self, reason: str) -> None:
-        """End all holds. Whatever is asked of us from now on is refused with the reason."""
+        """End all holds. From now on every call to the part is refused with this reason."""
         if self.reason is not None:
             return
         self.reason = reason
@@ -79,6 +81,6 @@ class Switch:
             logger.error("Holdfast could not give back all blocks.\n%s", trace_of(error))
 
     def check(self) -> None:
-        """Raise SwitchedOff unless we are on."""
+        """Raise SwitchedOff if the switch is off."""
         if self.reason is not None:
             raise SwitchedOff(f"the {self.part} is off: {self.reason}")
