@@ -1,4 +1,4 @@
-"""The ways of starting vLLM in which leases can't be held, each by its own cause and remedy."""
+"""The ways of starting vLLM in which leases can't be held, each with its cause and its remedy."""
 
 import os
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class Refused(RuntimeError):
 def read_settings() -> Settings:
     """The settings of `ENGINE_*`. Those that choose or size a backend have no meaning here.
 
-    Raises Refused, whose message names each wrong setting.
+    Raises Refused. The message names each wrong setting.
     """
     try:
         return Settings(backend="vllm")  # type: ignore[call-arg]
@@ -40,17 +40,17 @@ def check(config: Any, settings: Settings, *, log_stats: bool) -> None:
     """
     if not is_known("server"):
         return
-    wrong = [
+    problems = [
         *_connector_problems(config, settings),
         *_server_problems(config),
         *_model_problems(config, settings),
     ]
     if not log_stats:
-        wrong.append("--disable-log-stats hides how long a request waits: leave it out")
+        problems.append("--disable-log-stats hides how long a request waits: leave it out")
     if os.environ.get(RUST_FRONT_END, "0") not in ("", "0"):
-        wrong.append(f"the Rust front end has no endpoint plugins: unset {RUST_FRONT_END}")
-    if wrong:
-        raise Refused("holdfast: " + "; ".join(wrong))
+        problems.append(f"the Rust front end has no endpoint plugins: unset {RUST_FRONT_END}")
+    if problems:
+        raise Refused("holdfast: " + "; ".join(problems))
 
 
 def our_connector(transfer: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -64,8 +64,10 @@ def our_connector(transfer: Mapping[str, Any] | None) -> Mapping[str, Any] | Non
 
 
 def our_shares(transfer: Mapping[str, Any] | None) -> dict[str, float]:
-    """The shares that leases may hold, by our connector's settings. Raises ValueError for a wrong
-    setting."""
+    """The shares of LEASE_SHARES by name, as our connector's settings have them.
+
+    Raises ValueError for a wrong setting.
+    """
     ours = our_connector(transfer) or {}
     return lease_shares(ours.get("kv_connector_extra_config") or {})
 
@@ -108,13 +110,13 @@ def _server_problems(config: Any) -> list[str]:
     parallel = config.parallel_config
     if getattr(parallel, "_api_process_count", 1) > 1:
         problems.append(
-            "several API servers would each keep books of their own: --api-server-count 1"
+            "several API servers would each keep books of their own: set --api-server-count 1"
         )
     is_split = getattr(parallel, "data_parallel_external_lb", False)
     if parallel.data_parallel_size > 1 and not is_split:
         problems.append(
-            "each data-parallel rank would be an engine of its own: start as many servers without "
-            "--data-parallel-size and name each of them in HOLDFAST_ENGINES"
+            "each data-parallel rank would be an engine of its own: start a server for each rank "
+            "without --data-parallel-size, and name all of them in HOLDFAST_ENGINES"
         )
     if config.structured_outputs_config.backend != "guidance":
         problems.append("our grammars need --structured-outputs-config.backend guidance")
@@ -124,7 +126,10 @@ def _server_problems(config: Any) -> list[str]:
 def _model_problems(config: Any, settings: Settings) -> list[str]:
     model = config.model_config
     if getattr(model, "runner_type", "generate") == "pooling":
-        return ["--runner pooling generates nothing, so there is nothing to lease: leave us out"]
+        return [
+            "--runner pooling generates nothing, so there is nothing to lease: "
+            "take holdfast out of VLLM_PLUGINS"
+        ]
     problems = list[str]()
     cache = config.cache_config
     is_cpu = config.device_config.device_type == "cpu"
@@ -142,7 +147,7 @@ def _model_problems(config: Any, settings: Settings) -> list[str]:
     if drafter is not None and drafter.use_eagle():
         problems.append("EAGLE and MTP drafters drop the last block of a hit: leave them out")
     if config.lora_config is not None:
-        # Rows of the base model are wrong as well, so it is not enough that we ask for none.
+        # The base model's rows may be wrong too, so it is not enough that we ask for no adapter.
         try:
             check_adapters(vllm_version(), is_cpu=is_cpu)
         except VllmChangedError as error:

@@ -1,7 +1,8 @@
 """Our engine's server inside a `vllm serve`, as `plugin.py` mounts it.
 
-The composition root of the mounted engine, as `engine/__main__.py` is that of our own process. vLLM
-makes the plugin, attaches it, gives it its running engine and starts serving, in this order, once.
+This is the composition root of the mounted engine, as `engine/__main__.py` is that of our own
+process. vLLM makes the plugin, attaches it, gives it the running engine and starts to serve. It
+does each of these once, in this order.
 """
 
 import asyncio
@@ -29,14 +30,15 @@ from engine.settings import Settings
 
 PATH = "/holdfast"
 KEEP_ALIVE_SECONDS = "75"
-"""Longer than a gateway keeps idle connections (30 s): it must close first."""
+"""Longer than a gateway keeps idle connections (30 s), because the gateway must close first."""
 WATCH_SECONDS = 0.2
+"""How often the end of vLLM's server is looked for."""
 
 log = structlog.get_logger()
 
 
 class MountedEngine:
-    """Our engine in a vLLM. Errors of `attach_router` and `init_state` end vLLM's start."""
+    """Our engine in a vLLM. Errors that `attach_router` or `init_state` raise end vLLM's start."""
 
     def __init__(self) -> None:
         self._host = ServedEngine(self._note_failure, owns_process=False)
@@ -67,13 +69,13 @@ class MountedEngine:
         app.router.lifespan_context = lifespan
 
     async def init_state(self, engine_client: Any, args: Namespace) -> None:
-        """Raises Refused where leases can't be held in this vLLM."""
+        """Make our engine over vLLM's. Raises Refused if leases can't be held in this vLLM."""
         config = engine_client.vllm_config
         check(config, self._settings, log_stats=engine_client.log_stats)
         self._event_loop = asyncio.get_running_loop()
         self._llm = engine_client
         self._args = args
-        # In a vLLM that is not known the load fails and says so. vLLM itself goes on.
+        # In a vLLM whose names have changed the load fails and says so. vLLM itself goes on.
         shares = our_shares(transfer_of(config.kv_transfer_config)) if is_known("server") else {}
         settings = self._settings.model_copy(update=shares)
         clock: Clock = ManualClock() if settings.clock == "manual" else MonotonicClock()
@@ -105,20 +107,22 @@ class MountedEngine:
         await self._app(inner, receive, send)
 
     async def _watch(self, server: Any) -> None:
-        """Event streams never end by themselves, and the server waits for them at its end."""
+        """End event streams when vLLM's server ends. It waits for them, and they never end."""
         while not (server.should_exit or self._llm.errored):
             await asyncio.sleep(WATCH_SECONDS)
         self._host.end_readiness()
         self._host.end_events()
 
     def _note_failure(self) -> None:
-        """Note that our part failed, maybe in another thread. Gateways see it, and vLLM's own users
-        don't."""
+        """Note that our part failed. Gateways see it, and vLLM's own users don't.
+
+        May be called in any thread.
+        """
 
         def note_end(abandoned: "Future[None]") -> None:
             error = None if abandoned.cancelled() else abandoned.exception()
             if error is not None:
-                log.error("the engine could not be ended whole", error=type(error).__name__)
+                log.error("the engine did not end completely", error=type(error).__name__)
 
         if self._backend is not None:
             why = self._host.readiness.error
@@ -129,16 +133,16 @@ class MountedEngine:
 
 
 def path_below(scope: Any) -> str:
-    """A call's path below our own.
+    """The part of a call's path that lies below PATH.
 
-    Starlette leaves `path` whole and has the part before ours in `root_path`. With `--root-path`
-    that part begins with the server's own prefix (`app_root_path`). Proxies may leave the prefix in
-    the path or take it out. vLLM's routes answer at both paths, and so do ours.
+    Starlette leaves `path` whole. `root_path` is what it must begin with: PATH, behind the server's
+    own prefix if there is a `--root-path` (`app_root_path`). Proxies may leave the prefix in the
+    path or take it out. vLLM's routes answer at both paths, and so do ours.
     """
     path: str = scope["path"]
-    whole = scope.get("root_path", "")
-    mounted = whole.removeprefix(scope.get("app_root_path", ""))
-    for prefix in (whole, mounted):
+    root_path = scope.get("root_path", "")
+    mount_path = root_path.removeprefix(scope.get("app_root_path", ""))
+    for prefix in (root_path, mount_path):
         if path == prefix or path.startswith(f"{prefix}/"):
             return path[len(prefix) :] or "/"
     return path
@@ -181,7 +185,7 @@ def renderer_of(llm: Any, args: Namespace, settings: Settings) -> WorkerSpec:
 
 
 def send_logs_to_vllm() -> None:
-    """Let structlog write lines to vLLM's logger, without any values of variables.
+    """Have structlog write lines to vLLM's logger, without any values of variables.
 
     If the process has configured structlog itself, nothing changes.
     """

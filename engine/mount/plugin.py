@@ -1,8 +1,8 @@
-"""The entry points: `vllm.general_plugins`, which vLLM runs in each of its processes, and
-`vllm.endpoint_plugins`. They import nothing that an environment may lack.
+"""The entry points of the plugin. This module imports nothing that an environment may lack.
 
-vLLM logs and ignores an entry point that can't be imported, and would serve without us. What
-`attach_router` and `init_state` raise ends its start.
+vLLM runs `register` (`vllm.general_plugins`) in each of its processes, and HoldfastPlugin
+(`vllm.endpoint_plugins`) in its server. If an entry point can't be imported, vLLM only logs that
+and serves without us. An error that `attach_router` or `init_state` raises ends vLLM's start.
 """
 
 from argparse import Namespace
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def register() -> None:
-    """Make the connector known, and have a server that names us checked before it loads."""
+    """Make the connector known. Have a server checked before it loads if VLLM_PLUGINS names us."""
     from engine.backends.vllm import plugin
 
     plugin.register()
@@ -21,7 +21,7 @@ def register() -> None:
 
 
 def check(config: Any, log_stats: bool) -> None:
-    """Raises RuntimeError for a missing package or setting, and where no lease can be held."""
+    """Raise RuntimeError for a missing package, a wrong setting, or if no lease can be held."""
     try:
         from engine.mount import checks
     except ImportError as error:
@@ -44,5 +44,5 @@ class HoldfastPlugin:
         self._engine.attach_router(app)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
-        """Raises Refused where leases can't be held in this vLLM."""
+        """Make the engine over vLLM's. Raises Refused if leases can't be held in this vLLM."""
         await self._engine.init_state(engine_client, args)

@@ -6,10 +6,11 @@
         "secondary_tiers": [{"type": "LeaseTier", "module_path": "…backends.vllm.tiers",
             "directory": "/var/lib/holdfast", "max_bytes": 107374182400}]}}
 
-The connector beside it says which chunks leases want, and until when (`want`), and which entries
-stand on them, for the store's journal. An entry whose files are all there is back at the next
-start. Chunks are found by vLLM's block hashes, which begin with the scope. Times are Unix times.
-All but the threads' work runs in the scheduler's thread; what it can't do is a miss.
+Our connector beside it says which chunks leases want and until when (`want`). It also says which
+entries stand on them, for the tier's journal (`record`). An entry whose files are all there is back
+at the next start. Chunks are found by vLLM's block hashes, which begin with the scope. Times are
+Unix times. Everything but the threads' work runs in the scheduler's thread. A chunk that can't be
+read is a miss.
 """
 
 import heapq
@@ -48,16 +49,16 @@ from engine.store.journal import End, Put, Record, replay, restore
 from engine.store.store import Failed, StoreThreads
 
 MAX_BLOCKS = 262_144
-"""The most blocks of a tier. The server's books have some 600 bytes for each."""
+"""The most blocks of a tier. The server's books take some 600 bytes for each."""
 MAX_WANTED = 1_000_000
-"""Chunks that are remembered as wanted at most, some 100 bytes each."""
+"""The most chunks that are remembered as wanted. Each takes some 100 bytes."""
 GRACE_SECONDS = 60.0
-"""Content is kept for so long behind its lease: the server's clock says when a lease ends."""
+"""How long content is kept after its lease, because the server's clock says when a lease ends."""
 CLOSE_SECONDS = 30.0
 
 
 class Wanted:
-    """Until when leases want chunks. Each chunk stands once in the order of ends."""
+    """Until when leases want chunks. Each chunk is in the order of ends once."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
@@ -87,15 +88,16 @@ class Wanted:
 
 
 class LeasedLast(CachePolicy):
-    """Least recently used, what leases want after all other. In vLLM's tier of host memory.
+    """The policy of vLLM's tier in host memory: chunks that leases want are evicted last.
 
-    Nothing of ours may leave it: vLLM's scheduler calls it. `_chunks` is what vLLM relies on, and
-    single steps of a dict keep it. The orders are ours. Where they fail the policy is off, and
-    gives away what came first. A later vLLM may pass more arguments, as 0.33 does.
+    Among the others, and among those, the least recently used goes first. No error of ours may
+    leave the policy, because vLLM's scheduler calls it. vLLM relies on `_chunks`, so each change of
+    it is one step of a dict. The orders are ours. If they fail, the policy is off and evicts what
+    came first. A later vLLM may pass more arguments, as 0.33 does.
     """
 
     def __init__(self, cache_capacity: int, clock: Callable[[], float] = time.time) -> None:
-        """Raise VllmChangedError where vLLM's offloading is not as it was read."""
+        """Raise VllmChangedError if vLLM's offloading has changed."""
         super().__init__(cache_capacity)
         check_names("offloading")
         self.switch = Switch("cache policy")
@@ -156,17 +158,17 @@ class LeasedLast(CachePolicy):
             content.clear()
 
     def _take(self, n: int, protected: Collection[bytes]) -> list[bytes] | None:
-        """Take so many out of the orders; None, and no change, where there are too few.
+        """Take `n` keys out of the orders. If there are too few, None, and nothing is taken out.
 
-        Raises KeyError for a key in an order that is none of a chunk.
+        Raises KeyError if a key in the orders has no chunk.
         """
         for key in self._wanted.take_ended():
             if key in self._leased:
                 del self._leased[key]
                 self._plain[key] = None
                 self._plain.move_to_end(key, last=False)
-        able = (key for key in chain(self._plain, self._leased) if key not in protected)
-        keys = list(islice(able, n))
+        evictable = (key for key in chain(self._plain, self._leased) if key not in protected)
+        keys = list(islice(evictable, n))
         if len(keys) < n:
             return None
         for key in keys:
@@ -179,13 +181,15 @@ class LeasedLast(CachePolicy):
         return self._leased if key in self._leased else self._plain
 
 
-class Done(NamedTuple):
-    """A job that a thread has done: the chunks that it has written or read, and the others, of
-    which those that it read have a reason."""
+class DoneJob(NamedTuple):
+    """A job that a thread has done."""
 
     job_id: int
+    # It read chunks. Otherwise it wrote chunks.
     is_load: bool
-    done: Sequence[bytes]
+    # The keys of the chunks that it wrote or read.
+    good: Sequence[bytes]
+    # The reason for each chunk that it could not write or read.
     failed: dict[bytes, str]
     seconds: float
 
@@ -193,10 +197,10 @@ class Done(NamedTuple):
 class LeaseTier(SecondaryTierManager):
     """Keeps the chunks that leases want until their end, in files as the engine's own store does.
 
-    A file that is not what was written for its chunk, by this model in this layout, is a miss.
-    `above` is the policy of the tier between, which hears of leases too. `chain` is the secret of
-    the keys of entries. After an error of ours it is off: all that it kept is gone, every look-up
-    is a miss, every job has failed, and `stats` says why.
+    A file that was not written for its chunk by this model in this layout is a miss. `above` is the
+    policy of the tier in host memory, which must hear of leases too. `chain` is the secret of the
+    keys of entries. After an error of ours the tier is off. Then all that it kept counts as gone,
+    every look-up is a miss, every job fails, and `stats` says why.
     """
 
     medium = Medium.STORAGE
@@ -212,13 +216,15 @@ class LeaseTier(SecondaryTierManager):
         backpressure_detector: Any = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Raise ValueError for chunks of several blocks, StoreRefused for the directory, and
-        VllmChangedError where vLLM's offloading is not as it was read.
+        """`max_bytes` bounds the files of `directory`.
+
+        Raises ValueError for chunks of several blocks. Raises StoreRefused for a directory that
+        can't be used. Raises VllmChangedError if vLLM's offloading has changed.
         """
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         check_names("offloading")
         if offloading_spec.blocks_per_chunk != 1:
-            raise ValueError("LeaseTier: `blocks_per_chunk` must be 1, as leases are of blocks")
+            raise ValueError("LeaseTier: `blocks_per_chunk` must be 1: a lease is of single blocks")
         self.switch = Switch("tier")
         self.switch.give_back = self._lose_all
         self._bytes = primary_kv_view.cast("B")
@@ -231,9 +237,9 @@ class LeaseTier(SecondaryTierManager):
         self._stored: dict[bytes, None] = {}
         self._writing: set[bytes] = set()
         self._gone: list[bytes] = []
-        # None: it never began.
+        # The thread's work for each job that vLLM waits for. None if it never began.
         self._jobs: dict[int, Future[None] | None] = {}
-        self._finished: queue.SimpleQueue[Done] = queue.SimpleQueue()
+        self._finished: queue.SimpleQueue[DoneJob] = queue.SimpleQueue()
         self._readers = ThreadPoolExecutor(4, "lease-tier")
         # One thread changes files, so that they change in order.
         self._threads = StoreThreads(self._directory, self._reader)
@@ -242,6 +248,7 @@ class LeaseTier(SecondaryTierManager):
         self.chain = self._directory.keys.chain
         self._counts = Counter[str]()
         self._puts = replay(self._directory.journal_lines(), model.hex(), self._directory.keys)
+        # Whether an entry is leased, by the keys of the entries in the journal.
         self._leases: dict[str, bool] = {}
         now = clock()
         self._restored = restore(
@@ -261,7 +268,7 @@ class LeaseTier(SecondaryTierManager):
 
     @guarded(None)
     def want(self, keys: Sequence[bytes], until: float) -> None:
-        """Keep these, once they come, until then at least."""
+        """Keep these chunks, once they come, until this time at least."""
         if isinstance(self.above, LeasedLast):
             self.above.want(keys, until)
         for key in keys:
@@ -272,7 +279,7 @@ class LeaseTier(SecondaryTierManager):
         return all(key in self._stored for key in keys)
 
     def take_gone(self) -> set[bytes]:
-        """Chunks that were kept, and are no more, since the last call."""
+        """The chunks that the tier has stopped keeping since the last call."""
         self.switch.run(self._end, None)
         gone = self._gone
         self._gone = []
@@ -280,7 +287,7 @@ class LeaseTier(SecondaryTierManager):
 
     @guarded(None)
     def record(self, records: Sequence[Record]) -> None:
-        """Tell the journal of entries. What is said of one that it does not know is left out."""
+        """Write records to the journal. Records of entries that it does not know are left out."""
         known_records = [
             record for record in records if isinstance(record, Put) or record.key in self._leases
         ]
@@ -292,7 +299,7 @@ class LeaseTier(SecondaryTierManager):
         self._threads.append(known_records, {})
 
     def restore(self, entry: Entry, keys: Sequence[BlockKey]) -> bool:
-        """Keep an entry of an earlier process; False where there is no room."""
+        """Keep an entry of an earlier process. False if there is no room."""
         key = entry.key.hex()
         files = self._puts.entries[key].files
         num_new = sum(file not in self._stored for file in files)
@@ -305,7 +312,7 @@ class LeaseTier(SecondaryTierManager):
         return True
 
     def take_restored(self) -> list[Put]:
-        """The entries that are there from an earlier process, once."""
+        """The entries that are there from an earlier process. Empty after the first call."""
         puts = self._puts.entries
         self._puts.entries = {}
         return [puts[key] for key in self._leases if key in puts]
@@ -338,7 +345,7 @@ class LeaseTier(SecondaryTierManager):
 
     @guarded(RequestOffloadingContext(OffloadPolicy.CHUNK_LEVEL))
     def on_new_request(self, req_context: Any) -> RequestOffloadingContext:
-        """What a request of ours marks is offloaded whole, though others computed it before."""
+        """Have the marked part of our requests offloaded whole, even what others computed."""
         is_ours = PARAM_KEY in (req_context.kv_transfer_params or ())
         policy = OffloadPolicy.REQUEST_LEVEL if is_ours else OffloadPolicy.CHUNK_LEVEL
         return RequestOffloadingContext(policy)
@@ -356,7 +363,7 @@ class LeaseTier(SecondaryTierManager):
         self._jobs[job_metadata.job_id] = job
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
-        """Every job once. One that ended without a result has failed: vLLM waits for each."""
+        """Each ended job once. vLLM waits for every job, so one without a result has failed."""
         ended = {job_id: job for job_id, job in self._jobs.items() if job is None or job.done()}
         for job in ended.values():
             # `exception` raises for a job that was cancelled when the tier was closed.
@@ -389,10 +396,10 @@ class LeaseTier(SecondaryTierManager):
     # Inside.
 
     def _problem(self) -> str | None:
-        """What of ours is off, and why."""
+        """Which parts of ours are off, and why. None if none is off."""
         switches = [self.switch]
         if isinstance(self.above, LeasedLast):
-            # Only the order in host memory is lost with it. What leases want is on disk.
+            # With the policy only the order in host memory is lost. What leases want is on disk.
             switches.append(self.above.switch)
         problems = [
             f"the {switch.part} is off ({switch.reason})" for switch in switches if not switch.is_on
@@ -423,34 +430,35 @@ class LeaseTier(SecondaryTierManager):
                 results.append(self._result_of(self._finished.get_nowait()))
         return results
 
-    def _result_of(self, done: Done) -> JobResult:
-        self._counts["loaded" if done.is_load else "written"] += len(done.done)
-        if done.is_load:
-            self._misses.update(done.failed.values())
-            for key in done.failed:
+    def _result_of(self, job: DoneJob) -> JobResult:
+        """Take a job's outcome into the books."""
+        self._counts["loaded" if job.is_load else "written"] += len(job.good)
+        if job.is_load:
+            self._misses.update(job.failed.values())
+            for key in job.failed:
                 self._forget(key)
         else:
-            self._counts["failed"] += len(done.failed)
-            self._writing.difference_update(done.done, done.failed)
-            self._stored.update(dict.fromkeys(done.done))
-            for key in done.done:
+            self._counts["failed"] += len(job.failed)
+            self._writing.difference_update(job.good, job.failed)
+            self._stored.update(dict.fromkeys(job.good))
+            for key in job.good:
                 if key not in self._wanted.until:  # its time is over already
                     self._forget(key)
         return JobResult(
-            done.job_id,
-            success=not done.failed,
-            successful_keys=done.done if done.is_load and done.failed else None,
-            transfer_time=done.seconds,
-            transfer_bytes=len(done.done) * self._block_size_bytes,
+            job.job_id,
+            success=not job.failed,
+            successful_keys=job.good if job.is_load and job.failed else None,
+            transfer_time=job.seconds,
+            transfer_bytes=len(job.good) * self._block_size_bytes,
         )
 
     def _lose_all(self) -> None:
-        """What leases stood on here is told as gone."""
+        """Count every chunk as gone."""
         self._gone.extend(self._stored)
         self._stored.clear()
 
     def _end(self) -> None:
-        """Delete what nobody wants any more."""
+        """Delete the chunks that nobody wants any more."""
         ended = [key for key in self._wanted.take_ended() if key in self._stored]
         for key in ended:
             self._forget(key)
@@ -464,8 +472,8 @@ class LeaseTier(SecondaryTierManager):
     # In the threads.
 
     def _write(self, job_id: int, pairs: Sequence[tuple[bytes, int]]) -> None:
-        began = time.monotonic()
-        done = list[bytes]()
+        start = time.monotonic()
+        good = list[bytes]()
         failed = dict[bytes, str]()
         for key, chunk in pairs:
             payload = self._chunk(chunk)
@@ -473,40 +481,41 @@ class LeaseTier(SecondaryTierManager):
             try:
                 header = encode_header(block, payload, self._reader.model)
                 self._directory.write(block.name, header, payload)
-                done.append(key)
+                good.append(key)
             except OSError:
                 failed[key] = "unwritten"
-        self._finished.put(Done(job_id, False, done, failed, time.monotonic() - began))
+        self._finished.put(DoneJob(job_id, False, good, failed, time.monotonic() - start))
 
     def _read(self, job_id: int, pairs: Sequence[tuple[bytes, int]]) -> None:
-        began = time.monotonic()
-        done = list[bytes]()
+        start = time.monotonic()
+        good = list[bytes]()
         failed = dict[bytes, str]()
         for key, chunk in pairs:
             outcome = self._reader.read(self._directory.path, self._block_of(key))
             if isinstance(outcome, Arrived):
                 self._chunk(chunk)[:] = outcome.payload
-                done.append(key)
+                good.append(key)
             else:
                 failed[key] = outcome.reason
-        self._finished.put(Done(job_id, True, done, failed, time.monotonic() - began))
+        self._finished.put(DoneJob(job_id, True, good, failed, time.monotonic() - start))
 
     def _chunk(self, chunk: int) -> memoryview:
         return self._bytes[chunk * self._block_size_bytes : (chunk + 1) * self._block_size_bytes]
 
     def _block_of(self, key: bytes) -> BlockKey:
-        """The header has vLLM's whole hash in the place of a block's tokens."""
+        """A chunk's place in the store. It has vLLM's whole hash in the place of tokens."""
         return BlockKey(self._reader.keys.name_of(key), NOBODY, NOBODY, NOBODY, 0, _packed(key))
 
 
 def _packed(key: bytes) -> bytes:
+    """The key, padded to a multiple of four bytes, as token ids are."""
     return key + b"\0" * (-len(key) % 4)
 
 
 def facts_of(config: Any) -> dict[str, str]:
-    """What a chunk depends on besides its hash, of vLLM's OffloadingConfig.
+    """What a chunk depends on besides its hash. `config` is vLLM's OffloadingConfig.
 
-    The weights of a local model are told by their files' sizes and times of change.
+    The files' sizes and times of change stand for the weights of a local model.
     """
     folder = Path(config.model.name)
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
