@@ -125,7 +125,7 @@ class Lowering:
     def plan(
         self,
         policy: AutoCache | None = None,
-        automatic: Ttl | None = None,
+        end_ttl: Ttl | None = None,
         named: Sequence[Tool] = (),
         *,
         cache_salt: str | None = None,
@@ -133,7 +133,7 @@ class Lowering:
     ) -> Plan:
         """The plan of the prompt that was read.
 
-        `policy` and `automatic` are those of `make_plan`. `named` are tools that the conversation
+        `policy` and `end_ttl` are those of `make_plan`. `named` are tools that the conversation
         names. With a `cache_salt` nothing is read that was written with another one or with none.
         `adds_native` puts one of OpenAI's own markers at the prompt's end. Of OpenAI's markers the
         latest count: as many as the other breakpoints leave.
@@ -144,11 +144,11 @@ class Lowering:
         if self.images.unfetched:
             raise ImagesNamed(self.images.unfetched)
         by_policy = policy is not None and policy.mode == "conversation"
-        is_implicit = automatic is not None or adds_native or by_policy
+        is_implicit = end_ttl is not None or adds_native or by_policy
         room = MAX_BREAKPOINTS - is_implicit
         slots = mark_latest(self.slots, self._native, room=room)
         if adds_native:
-            automatic = self._ttl_at_end(slots)
+            end_ttl = self._ttl_at_end(slots)
         prompt = Prompt(
             self.messages,
             self.tools,
@@ -163,7 +163,7 @@ class Lowering:
         plan = make_plan(
             prompt,
             slots,
-            automatic,
+            end_ttl,
             scope,
             policy,
             adapter,

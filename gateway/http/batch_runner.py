@@ -115,7 +115,7 @@ def ranked(
         shared = ""
         with suppress(GatewayError):
             ask = row_ask(services, bytes(item.params), principal, version)
-            breakpoint = ask.plan.deepest_marked()
+            breakpoint = ask.plan.deepest_breakpoint()
             names = [prefix.name.digest for prefix in ask.plan.prefixes[:_MAX_NAMES]]
             if breakpoint is not None:
                 shared = breakpoint[0]

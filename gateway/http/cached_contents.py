@@ -229,7 +229,7 @@ async def _hold(
             findings = event.findings
         if isinstance(event, Whole):
             started = next((frame for frame in event.frames if isinstance(frame, Started)), None)
-    breakpoint = ask.plan.deepest_marked()
+    breakpoint = ask.plan.deepest_breakpoint()
     if started is None or breakpoint is None:
         raise EngineFailed
     holdfast = extension_of(started, findings, ask.plan.paths)

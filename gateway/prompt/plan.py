@@ -78,7 +78,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     # All prefixes that have a name.
     prefixes: list[Prefix]
     # The policy that added breakpoints. None where all are the client's.
-    automatic: AutoCache | None = None
+    policy: AutoCache | None = None
     # The letter of each segment's kind, as in `sketch.py`.
     kinds: str = ""
     sketch: Sketch | None = None
@@ -188,7 +188,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             if name.characters is None and name.segment <= deepest:
                 yield name.digest
 
-    def deepest_marked(self) -> tuple[str, Ttl] | None:
+    def deepest_breakpoint(self) -> tuple[str, Ttl] | None:
         """The name and the TTL of the deepest breakpoint; None without one."""
         if not self.breakpoints:
             return None
@@ -202,7 +202,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 def make_plan(
     prompt: Prompt,
     all_slots: Sequence[Slot],
-    automatic: Ttl | None,
+    end_ttl: Ttl | None,
     scope: str,
     policy: AutoCache | None = None,
     adapter: AdapterInfo | None = None,
@@ -211,14 +211,15 @@ def make_plan(
 ) -> Plan:
     """The plan of a prompt. Raise InvalidRequest where the markers of its slots break a rule.
 
-    - `automatic` is the TTL of a marker on the last slot that can carry one.
+    - `end_ttl` is the TTL of a marker on the last slot that can carry one, as that of the request's
+      own `cache_control`.
     - A `policy` may add breakpoints to the client's (`add_automatic`).
     - `adapter` is the one that answers.
     - `wish` is the header's mark.
     - `salt` narrows the scope. Prompts with different salts, or one without, share no name.
     """
     slots = [slot for slot in all_slots if not slot.is_absent]
-    breakpoints = _on_segments(find_breakpoints(all_slots, automatic), all_slots)
+    breakpoints = _on_segments(find_breakpoints(all_slots, end_ttl), all_slots)
     num_of_client = len(breakpoints)
     if policy is not None:
         breakpoints = add_automatic(prompt, slots, breakpoints, policy)
@@ -249,7 +250,7 @@ def make_plan(
         names=[prefix.name for prefix in chosen],
         name_bytes=[prefix.num_bytes for prefix in chosen],
         prefixes=prefixes,
-        automatic=policy if len(breakpoints) > num_of_client else None,
+        policy=policy if len(breakpoints) > num_of_client else None,
         kinds=kinds_of(prompt),
         sketch=sketch_of(prompt, scope),
         approximate=approximate,
@@ -279,11 +280,11 @@ def _on_segments(points: Sequence[Breakpoint], slots: Sequence[Slot]) -> list[Br
     return list(moved.values())
 
 
-def find_breakpoints(slots: Sequence[Slot], automatic: Ttl | None = None) -> list[Breakpoint]:
+def find_breakpoints(slots: Sequence[Slot], end_ttl: Ttl | None = None) -> list[Breakpoint]:
     """The breakpoints of the slots' markers, in prompt order. Raise InvalidRequest for the first
     broken rule."""
     number = sum(slot.num_markers for slot in slots)
-    if automatic is not None:
+    if end_ttl is not None:
         number += 1
     if number > MAX_BREAKPOINTS:
         raise MarkersBroken(
@@ -297,26 +298,26 @@ def find_breakpoints(slots: Sequence[Slot], automatic: Ttl | None = None) -> lis
             raise MarkersBroken(f"{slot.path}.cache_control.ttl: {order}")
     breakpoints = [Breakpoint(index, ttl) for index, _, ttl in marked]
     breakpoints = with_wishes(breakpoints, slots)
-    if automatic is None:
+    if end_ttl is None:
         return breakpoints
     target = find_target(slots)
     if target is None:
         return breakpoints
     explicit = slots[target].marker
     if explicit is not None:
-        if explicit != automatic:
+        if explicit != end_ttl:
             raise InvalidRequest(
-                f"Top-level cache_control has ttl='{automatic}' but the target block already has"
+                f"Top-level cache_control has ttl='{end_ttl}' but the target block already has"
                 f" cache_control with ttl='{explicit}'. When both are specified on the same block,"
                 " they must have matching TTLs."
             )
         return breakpoints
-    # No marker stands behind the last slot that can carry one, so the automatic one is the last.
+    # No marker stands behind the last slot that can carry one, so that of `end_ttl` is the last.
     for _, _, ttl in marked:
-        if outlives(automatic, ttl):
-            order = _ORDER.format(longer=automatic, shorter=ttl)
+        if outlives(end_ttl, ttl):
+            order = _ORDER.format(longer=end_ttl, shorter=ttl)
             raise MarkersBroken(f"cache_control: {order}")
-    return [*breakpoints, Breakpoint(target, automatic)]
+    return [*breakpoints, Breakpoint(target, end_ttl)]
 
 
 def mark_latest(

@@ -532,7 +532,7 @@ def _check_foreign_template(ask: Ask) -> None:
 
 def marked_tokens(ask: Ask, ends: Ends) -> int:
     """The estimated tokens of the longest prefix that a breakpoint marks, 0 without one."""
-    marked = ask.plan.deepest_marked()
+    marked = ask.plan.deepest_breakpoint()
     return 0 if marked is None else ends.size(ends.digests.index(marked[0]))
 
 

@@ -165,7 +165,7 @@ class TurnService:
             row=None if row is None else row.attempt,
             content=UNFINISHED if ask.principal.keeps_contents else None,
         )
-        breakpoint = ask.plan.deepest_marked()
+        breakpoint = ask.plan.deepest_breakpoint()
         if breakpoint is not None:
             record.prefix, record.prefix_ttl = breakpoint
         return record
@@ -238,7 +238,7 @@ class TurnService:
         findings.ignored += ask.shortened(ttls)
         findings.ttls = ttls
         findings.is_isolated = engine.is_isolated
-        breakpoint = ask.plan.deepest_marked()
+        breakpoint = ask.plan.deepest_breakpoint()
         if breakpoint is not None:
             record.prefix_ttl = held_as(breakpoint[1], ttls)
         description = engine.description
@@ -248,7 +248,7 @@ class TurnService:
         if description is not None and is_of_client and max_tokens > description.max_context_tokens:
             reason = f"an answer ends where the context of {description.max_context_tokens} is full"
             findings.ignored.append(Ignored(ask.path_of("max_tokens"), reason))
-        findings.auto_cache = ask.plan.automatic
+        findings.auto_cache = ask.plan.policy
         tokens = started.receipt.name_tokens
         fingerprint = ask.fingerprint(started.usage.prompt_tokens, tokens)
         if turn.comparison is not None:

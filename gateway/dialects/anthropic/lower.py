@@ -269,12 +269,12 @@ class _MessagesLowering(Lowering):
         self._add_messages(request.messages)
         if not self.messages:
             raise InvalidRequest("messages: at least one message is required")
-        automatic = automatic_ttl(request.cache_control) if request.cache_control else None
-        if automatic or any(slot.num_markers for slot in self.slots):
+        end_ttl = automatic_ttl(request.cache_control) if request.cache_control else None
+        if end_ttl or any(slot.num_markers for slot in self.slots):
             policy = None
         plan = self.plan(
             policy,
-            automatic,
+            end_ttl,
             list(islice(self._named.values(), MAX_NAMED)),
             cache_salt=request.cache_salt,
         )

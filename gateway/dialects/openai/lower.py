@@ -114,15 +114,15 @@ def _check_answered(messages: Sequence[wire.Message]) -> None:
 
 
 def _chat_plan(request: wire.ChatRequest, lowering: "_ChatLowering") -> Plan:
-    automatic: Ttl | None = None
+    end_ttl: Ttl | None = None
     if request.cache_control:
-        automatic = automatic_ttl(request.cache_control)
+        end_ttl = automatic_ttl(request.cache_control)
     lowering.lay_out(request)
     options = request.prompt_cache_options
-    is_marked = automatic or options or any(slot.num_markers for slot in lowering.slots)
+    is_marked = end_ttl or options or any(slot.num_markers for slot in lowering.slots)
     policy = None if is_marked else lowering.context.principal.auto_cache
-    is_implicit = options is not None and options.mode == "implicit" and automatic is None
-    plan = lowering.plan(policy, automatic, cache_salt=request.cache_salt, adds_native=is_implicit)
+    is_implicit = options is not None and options.mode == "implicit" and end_ttl is None
+    plan = lowering.plan(policy, end_ttl, cache_salt=request.cache_salt, adds_native=is_implicit)
     if not plan.prompt.num_segments:
         raise InvalidRequest("messages: there must be more than a client's billing line")
     return plan
