@@ -49,6 +49,8 @@ class ModelsController(Controller):
         before_id: Annotated[str | None, QueryParameter(name="before_id")] = None,
         limit: Annotated[int, QueryParameter(name="limit", ge=1, le=1000)] = 20,
     ) -> ModelList | openai.ModelList | gemini.ModelList:
+        if after_id is not None and before_id is not None:
+            raise InvalidRequest("after_id: excludes before_id")
         dialect = dialect_of(request.scope)
         if dialect == "gemini":
             return _gemini_models(request, services)
@@ -63,7 +65,7 @@ class ModelsController(Controller):
             infos = infos[_position(ids, after_id, "after_id") + 1 :]
         elif before_id is not None:
             infos = infos[: _position(ids, before_id, "before_id")]
-        page = infos[-limit:] if before_id is not None and after_id is None else infos[:limit]
+        page = infos[-limit:] if before_id is not None else infos[:limit]
         return ModelList(
             data=page,
             has_more=len(page) < len(infos),

@@ -137,18 +137,20 @@ class Fleet:
     ) -> Engine:
         """Add an engine, under this name or that of its URL.
 
-        Raise InvalidRequest if the engine is there already (by any URL), if what answers at the URL
-        is not an engine, if its model's name belongs to another model, or if the fleet is full.
-        With `stays` an engine with another model is added as refused, so that it is seen. With
-        `gives_id` the name goes over to its model.
+        Raise InvalidRequest if the engine is there already (by any URL), if its name is another
+        engine's, if what answers at the URL is not an engine, if its model's name belongs to
+        another model, or if the fleet is full. With `stays` an engine with another model is added
+        as refused, so that operators see it. With `gives_id` its model gets the id of that name.
         """
         if any(engine.url == url for engine in self.engines):
             raise InvalidRequest("url: this engine is there already")
         if len(self.engines) >= MAX_ENGINES:
             raise InvalidRequest(f"url: there are {MAX_ENGINES} engines already")
         place = self._places.get(url) or EnginePlace.parse(f"{name}={url}" if name else url)
-        if not place.is_name or any(engine.name == place.name for engine in self.engines):
-            raise InvalidRequest("url: its host and port are another engine's name already")
+        if not place.is_name:
+            raise InvalidRequest(f"url: `{place.name}` can't be an engine's name")
+        if any(engine.name == place.name for engine in self.engines):
+            raise InvalidRequest(f"url: another engine has the name `{place.name}` already")
         engine = self._make(*place)
         self._join(engine)
         await engine.poll()

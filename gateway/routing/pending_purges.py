@@ -64,7 +64,7 @@ class PendingPurges:
         try:
             await self._table.remove(purge)
         except GatewayError as error:
-            _log_unread(str(error))
+            get_logger("purges").warning("pending_purge_not_removed", error=str(error))
 
     async def refresh(self) -> None:
         """Take in what the table has. Raise its errors."""

@@ -103,6 +103,23 @@ def test_two_keys_in_one_header_are_refused(stack: Stack, name: str) -> None:
     assert f"{name}: two different values" in reply.text
 
 
+@pytest.mark.parametrize(
+    "path, headers, id_header",
+    [
+        ("/v1/models", {"anthropic-version": "2023-06-01", "x-api-key": API_KEY}, "request-id"),
+        ("/v1/models", {"authorization": f"Bearer {API_KEY}"}, "x-request-id"),
+        ("/v1/messages/batches", {"x-api-key": API_KEY}, "request-id"),
+    ],
+)
+def test_a_list_has_no_page_between_two_cursors(
+    stack: Stack, path: str, headers: dict[str, str], id_header: str
+) -> None:
+    with httpx.Client(base_url=stack.url, timeout=120) as http:
+        reply = http.get(path, params={"after_id": "a", "before_id": "b"}, headers=headers)
+    assert reply.status_code == 400 and id_header in reply.headers
+    assert reply.json()["error"]["message"] == "after_id: excludes before_id"
+
+
 @pytest.mark.parametrize("path", ["/v1beta/cachedContents", "/v1beta/models"])
 def test_a_made_up_page_token_is_refused(stack: Stack, path: str) -> None:
     reply = stack.get(path, params={"pageToken": "zzz"})
