@@ -45,7 +45,7 @@ Moment = Annotated[datetime, Meta(tz=True)]
 
 
 class KeyChanges(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What is left out stays as it is; null takes the workspace's policy."""
+    """A field that is left out stays as it is. With null the workspace's policy counts."""
 
     auto_cache: structs.AutoCacheMode | UnsetType | None = UNSET
     auto_cache_ttl: structs.AutoCacheTtl | UnsetType | None = UNSET
@@ -59,7 +59,8 @@ class NewKey(KeyChanges, kw_only=True):
 
 
 class WorkspaceChanges(KeyChanges, kw_only=True):
-    """What is left out stays as it is; null lifts a limit, or takes the installation's setting."""
+    """A field that is left out stays as it is. Null lifts a limit. For a policy null means that the
+    installation's policy counts."""
 
     display_name: DisplayName | UnsetType = UNSET
     requests_per_minute: Count | UnsetType | None = UNSET
@@ -72,13 +73,13 @@ class WorkspaceChanges(KeyChanges, kw_only=True):
 
 
 class NewWorkspace(WorkspaceChanges, kw_only=True):
-    """A limit that is left out is none; the display name is the id."""
+    """A limit that is left out is no limit. Without a display name it is the id."""
 
     id: WorkspaceId
 
 
 class Rotation(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The old key works for `grace_seconds` more; with null until it is revoked."""
+    """The old key works for `grace_seconds` more. With null it works until it is revoked."""
 
     grace_seconds: Annotated[float, Meta(ge=0, le=_YEAR_SECONDS)] | None = _DAY_SECONDS
 

@@ -52,12 +52,12 @@ _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=NO_NUL
 class AdviseRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What advice is asked for: either `requests`, or a range of the ledger.
 
-    - `requests`: texts (JSON of any dialect, or a curl command) or JSON objects, 20 at most, in the
-      order of their sending
-    - `dialect`: of the requests; where it is left out, each body tells it
-    - `since_ms`, `until_ms`: the range, the last hour by default
-    - `max_turns`: so many of the range's newest turns count
-    - `min_tokens`: the shortest prefix that is held; by default the model's
+    - `requests`: 20 at most, in the order in which they are sent. Each is a JSON object, or a text
+      with JSON of any dialect or a curl command
+    - `dialect`: the dialect of the requests. Without it each body tells its dialect
+    - `since_ms`, `until_ms`: the range, by default the last hour
+    - `max_turns`: the most turns that count, from the newest of the range on
+    - `min_tokens`: the tokens of the shortest prefix that is held, by default the model's number
     """
 
     requests: Annotated[list[Any], msgspec.Meta(max_length=MAX_REQUESTS)] = []
@@ -149,25 +149,25 @@ def of_requests(
     Raise InvalidRequest, which names the wrong request by its number.
     """
     turns = []
-    observed = []
-    plans = []
+    advices = []
+    requests = []
     least = 1
     for number, source in enumerate(payload.requests):
         try:
-            read = pasted.read(source, payload.dialect)
-            price = prices.find(str(read.body.get("model", "")), on)
+            request = pasted.read(source, payload.dialect)
+            price = prices.find(str(request.body.get("model", "")), on)
             rates = None if price is None else price.rates
-            turn = pasted.observation_of(read, number, number * _APART_MS, rates)
+            turn = pasted.observation_of(request, number, number * _APART_MS, rates)
         except InvalidRequest as error:
             raise InvalidRequest(f"requests[{number}]: {error}") from None
         least = payload.min_tokens or min_tokens(turn.model)
         turns.append(turn)
-        plans.append(read)
-        observed.append(advise_request(read, turn, least))
+        requests.append(request)
+        advices.append(advise_request(request, turn, least))
     streams = [advise_stream(turns, least)] if len(turns) > 1 else []
     prompts = {
-        turn.id: {part: msgspec.to_builtins(getattr(read.plan.prompt, part)) for part in _HEAD}
-        for turn, read in zip(turns, plans, strict=True)
+        turn.id: {part: msgspec.to_builtins(getattr(request.plan.prompt, part)) for part in _HEAD}
+        for turn, request in zip(turns, requests, strict=True)
     }
     groups = duplicates.find_groups(turns, least)
     near = [duplicates.near_duplicate(group, least, prompts) for group in groups]
@@ -179,8 +179,8 @@ def of_requests(
         is_cut=False,
         since_ms=None,
         until_ms=None,
-        streams=[with_own_paths(stream, plans) for stream in streams],
-        requests=observed,
+        streams=[with_own_paths(stream, requests) for stream in streams],
+        requests=advices,
         saves=total([stream.saves for stream in streams]),
         near_duplicates=kept,
     )
@@ -189,8 +189,8 @@ def of_requests(
 async def in_thread(
     services: Services, viewer: Viewer, line: str, work: Any, *arguments: Any
 ) -> Any:
-    """Run `work` in a thread. Only one piece of a line's work runs at a time, and keys take
-    turns."""
+    """Run `work` in a thread. The pieces of work in one line run one at a time, and the viewers'
+    keys take turns."""
     return await services.workers.run(viewer.key_id, INLINE_BYTES + 1, work, *arguments, line=line)
 
 
@@ -232,8 +232,8 @@ class Gathering:
                 self._streams[turn.workspace, turn.key, turn.model].append(turn)
 
     def _token_seconds_of(self, row: Any) -> float | None:
-        """Seconds of a prompt's token on the engine of a turn. Each engine's time is fitted
-        once."""
+        """The seconds that the engine of a turn takes for one token of a prompt. Each engine's time
+        is fitted once."""
         key = row.engine, row.model
         if key not in self._token_seconds:
             time = self._times.of(*key)
@@ -314,7 +314,7 @@ MAX_PREFIXES = 100
 """The most prefixes of a summary, as on the dashboard's page Savings."""
 DEADLINE_SECONDS = 60.0
 SUMMARY_SECONDS = 600.0
-"""How long a summary is reused. It is about a week, so it hardly changes meanwhile."""
+"""How long a summary is reused. A summary is about a week, so it hardly changes in this time."""
 _MAX_SUMMARIES = 64
 _NUM_TURNS_NAMED = 5
 
@@ -323,7 +323,7 @@ class AdviceSummaryController(controller.AdminController):
     path = "/admin/v1/advice/summary"
 
     @controller.view(
-        "/", "summarizeAdvice", "What would pay, of the last 7 days in a few sentences."
+        "/", "summarizeAdvice", "What would have paid in the last 7 days, in a few sentences."
     )
     async def summary(
         self,
@@ -356,7 +356,7 @@ class AdviceSummaryController(controller.AdminController):
 async def summarized(
     services: Services, workspace: str | None, viewer: Viewer
 ) -> structs.AdviceSummary:
-    """The summary of one workspace; None: of all workspaces."""
+    """The summary of one workspace. With None it is the summary of all workspaces."""
     until = controller.now_ms(services.clock)
     of = Range(since_ms=max(until - WEEK_MS, 0), until_ms=until, workspace=workspace)
     ledger = services.queries.ledger

@@ -19,8 +19,9 @@ class ConditionsController(AdminController):
         services: Deps,
         with_new: Annotated[bool, QueryParameter(name="with_new")] = False,
     ) -> list[Condition]:
-        """The worst first. A key of one workspace sees how engines and the ledger fare, without
-        what an operator does then. With `with_new` also what has not lasted long enough to be told:
-        an engine that has just begun to load tells nothing of what it holds."""
+        """The worst conditions come first. A key of one workspace sees the conditions of engines
+        and of the ledger, without what an operator does then. With `with_new` the list also has
+        conditions that have not lasted long enough to be told, such as an engine that has just
+        begun to load."""
         is_for_all = request.user.workspace is not None
         return services.conditions.now(is_for_all=is_for_all, with_new=with_new)

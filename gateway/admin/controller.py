@@ -1,8 +1,8 @@
 """What the controllers of the admin API share: decorators, bodies, ranges and filters.
 
-Bodies are JSON objects. One error names all bad fields. A large body is read in a thread, as those
-of the model APIs are. A handler takes a range of time by naming a dependency: `of` is the range
-with all filters, and `span` has only the two moments.
+Bodies are JSON objects. One error names all bad fields. A large body is read in a thread, as large
+bodies of the model APIs are. A handler gets a range of time as a dependency: `of` is the range with
+all filters, and `span` has only the two moments.
 """
 
 from dataclasses import dataclass
@@ -106,11 +106,11 @@ def decode_body(body: bytes, kind: type[BodyT], bounds: RequestBounds = DEFAULT_
         try:
             values[field.name] = msgspec.convert(document[name], field.type)
         except msgspec.ValidationError as error:
-            # The message ends with the path to a value inside the field. A regular expression in it
-            # is replaced by words.
-            said = str(error)
-            words = (words for pattern, words in IN_WORDS.items() if repr(pattern) in said)
-            problems.append(f"{name}: {next(words, said)[:_MAX_REASON]}")
+            # If the message has a regular expression, words replace the message. Otherwise the
+            # message ends with the path to a value inside the field.
+            message = str(error)
+            words = (words for pattern, words in IN_WORDS.items() if repr(pattern) in message)
+            problems.append(f"{name}: {next(words, message)[:_MAX_REASON]}")
     num_more = len(problems) - _MAX_PROBLEMS
     if num_more > 0:
         problems[_MAX_PROBLEMS:] = [f"{num_more} more"]
@@ -120,7 +120,7 @@ def decode_body(body: bytes, kind: type[BodyT], bounds: RequestBounds = DEFAULT_
 
 
 def given_values(body: msgspec.Struct) -> dict[str, Any]:
-    """The fields that a body has, by name. Fields that it leaves out are not there."""
+    """The values of the fields that a body has, by name. Fields that it leaves out are missing."""
     values = {name: getattr(body, name) for name in body.__struct_fields__}
     return {name: value for name, value in values.items() if value is not msgspec.UNSET}
 

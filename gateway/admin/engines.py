@@ -33,14 +33,16 @@ from gateway.structs.fleet import Dropped, EngineReport, LiveEntry, OwnedId, Rem
 
 
 class NewEngine(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """With `gives_id` the id of its model is its, if another model has it."""
+    """An engine to add. If another model owns the id of its model, the engine is refused. With
+    `gives_id` its model gets the id instead."""
 
     url: Annotated[str, Meta(min_length=1, max_length=2048)]
     gives_id: bool = False
 
 
 class NewOwner(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """With `is_default` also the ids that name no model mean the engine's."""
+    """The engine's model gets the id of its name. With `is_default` the ids that name no model mean
+    the engine's model, too."""
 
     is_default: bool = False
 
@@ -67,8 +69,9 @@ class EnginesController(AdminController):
 
     @action("/", "addEngine", "Add an engine until the gateway's next start.", NewEngine)
     async def add(self, payload: NamedDependency[NewEngine], services: Deps) -> EngineReport:
-        """The engine gets the engine secret. It gets turns as soon as it is ready, for the ids in
-        `ids`. One whose model has the name of another model here is not added."""
+        """The gateway sends the engine the engine secret. Once the engine is ready, it gets the
+        turns for the ids in the answer's `ids`. An engine whose model has the name of another model
+        here is not added."""
         engine = await services.fleet.add(engine_url(payload.url), gives_id=payload.gives_id)
         return await _changed(services, engine, "engine_added")
 
@@ -90,8 +93,8 @@ class EnginesController(AdminController):
     async def give_id(
         self, name: FromPath[str], payload: NamedDependency[NewOwner], services: Deps
     ) -> EngineReport:
-        """Engines that have the model which owned the id get no more turns. The ids of the engine's
-        adapters go over with it."""
+        """Engines with the model that owned the id get no more turns. The ids of the engine's
+        adapters are given with it."""
         engine = services.fleet.find(name)
         if engine.last_description is None or engine.status not in ("ready", "refused"):
             raise InvalidRequest("engine: it does not say now which model it has")
@@ -103,9 +106,9 @@ class EnginesController(AdminController):
     async def load_adapter(
         self, name: FromPath[str], payload: NamedDependency[NewAdapter], services: Deps
     ) -> EngineReport:
-        """What was loaded under the name goes, with its entries, after its last request. The
-        adapter's id is that of the new one: engines that have other weights under the name are not
-        asked for it."""
+        """Weights that were loaded under the name before are unloaded after their last request, and
+        their entries end. From now on the adapter's id means the new weights. Engines that have
+        other weights under the name get no requests for it."""
         engine = services.fleet.find(name)
         info = await engine.load_adapter(payload.name)
         if engine.description is not None:
@@ -117,7 +120,8 @@ class EnginesController(AdminController):
     async def unload_adapter(
         self, name: FromPath[str], adapter: FromPath[str], services: Deps
     ) -> EngineReport:
-        """It takes no more requests, and goes with its entries after its last one."""
+        """The adapter gets no more requests. After its last request it is unloaded, and its entries
+        end."""
         engine = services.fleet.find(name)
         await engine.unload_adapter(adapter)
         return await _changed(services, engine, "adapter_unloaded")
@@ -185,8 +189,7 @@ async def _report(services: Services, engine: Engine) -> EngineReport:
 
 
 def _other_models(services: Services, engine: Engine, ids: Sequence[str]) -> list[str]:
-    """A note where other engines have other models. Requests for those models do not come to this
-    engine."""
+    """A note, if other engines have other models. This engine gets no requests for those."""
     if not ids or engine.description is None:
         return []
     name_of = services.catalogue.name_of
@@ -211,7 +214,8 @@ class ModelIdsController(AdminController):
 
 
 class LeasesController(AdminController):
-    """Live entries. The path is older than the entries that no lease holds: it is a contract."""
+    """Live entries, leased or not. The path says `leases` because it is a contract, and older than
+    entries without a lease."""
 
     path = "/admin/v1/leases"
 
@@ -226,7 +230,8 @@ class LeasesController(AdminController):
         engine: EngineName = None,
         limit: Annotated[int, QueryParameter(name="limit", ge=1, le=_MAX_ENTRIES)] = _MAX_ENTRIES,
     ) -> list[LiveEntry]:
-        """At most `limit` entries, the largest first. An engine that does not answer adds none."""
+        """At most `limit` entries, the largest first. The entries of an engine that does not answer
+        are missing."""
         confined = request.user.confine(workspace)
         scope_of = services.keyring.scope_of
         names = {scope_of(name): name for name in await services.keys.workspaces()}
@@ -270,14 +275,14 @@ class LeasesController(AdminController):
         workspace: Annotated[str, QueryParameter(name="workspace", min_length=1, max_length=64)],
         engine: Annotated[str, QueryParameter(name="engine", min_length=1, max_length=64)],
     ) -> Dropped:
-        """End one entry of a workspace on an engine; the next turn misses with the reason
-        `dropped`. Raise NotFound where the engine has no such entry of that workspace."""
+        """The next turn that needs the entry misses with the reason `dropped`. Raise NotFound where
+        the engine has no such entry of that workspace."""
         confined = request.user.confine(workspace)
         assert confined is not None
         if len(entry) != _ENTRY_DIGITS or not set(entry) <= set("0123456789abcdef"):
             raise InvalidRequest("entry: must be 32 hexadecimal digits")
-        place = services.fleet.find(engine)
-        if not await place.drop(services.keyring.scope_of(confined), entry):
+        holder = services.fleet.find(engine)
+        if not await holder.drop(services.keyring.scope_of(confined), entry):
             raise NotFound(f"entry: no entry `{entry}` of that workspace on that engine")
         get_logger("gateway").info("lease_dropped", engine=engine, workspace=confined, entry=entry)
         return Dropped(engine=engine, workspace=confined, entry=entry)
@@ -286,19 +291,22 @@ class LeasesController(AdminController):
 async def _largest(
     engines: Sequence[Engine], scope: str | None, limit: int
 ) -> list[tuple[str, EntryInfo]]:
-    """The largest entries of all engines, each with its engine. Each engine is first asked for its
-    part of them, and then for more as long as its smallest one is among the largest of all."""
+    """The largest entries of all engines, each with the name of its engine.
+
+    An engine is first asked for twice its equal part of `limit`. If its smallest entry may be among
+    the largest of all, it is asked for `limit` entries.
+    """
     entries_of = dict[Engine, list[EntryInfo]]()
     limits = {engine: ceil_div(2 * limit, max(len(engines), 1)) for engine in engines}
     while True:
 
         async def ask(engine: Engine, number: int) -> None:
             entries_of[engine] = []
-            with suppress(GatewayError):  # it went away, or is too busy to say
+            with suppress(GatewayError):  # the engine went away, or is too busy to answer
                 entries = await engine.entries(scope, number)
-                entries_of[engine] = [e for e in entries if scope in (None, e.scope)]
+                entries_of[engine] = [entry for entry in entries if scope in (None, entry.scope)]
 
-        await asyncio.gather(*(ask(*part) for part in limits.items()))
+        await asyncio.gather(*(ask(engine, number) for engine, number in limits.items()))
         pairs: list[tuple[str, EntryInfo]] = []
         for engine, entries in entries_of.items():
             pairs += [(engine.name, entry) for entry in entries]

@@ -20,10 +20,10 @@ from gateway.ledger.upkeep import (
 
 _CSV = "text/csv; charset=utf-8"
 WAITING_HEADER = "holdfast-turns-waiting"
-"""The header with the number of turns that ended at this gateway and are not in the rows, since
-they are not in the ledger yet."""
+"""The header with the number of turns that ended at this gateway and are not in the ledger yet. The
+rows lack them."""
 SINCE_HEADER = "holdfast-turns-since"
-"""The header with the moment of the first turn that is left, where older ones were deleted."""
+"""The header with the moment of the first remaining turn, if older turns were deleted."""
 RowKind = Literal["hours", "days", "turns"]
 # The seconds of an interval; None for single turns.
 _SECONDS: dict[RowKind, int | None] = {"turns": None, "hours": 3600, "days": 86_400}
@@ -45,9 +45,9 @@ class ExportController(AdminController):
         of: NamedDependency[Range],
         rows: Annotated[RowKind, QueryParameter(name="rows")] = "hours",
     ) -> Stream:
-        """Turns of this gateway that have ended and are not in the ledger yet are not among the
-        rows: the header `holdfast-turns-waiting` counts them. Where older turns of the range were
-        deleted, `holdfast-turns-since` says from when on `turns` has them; sums have all."""
+        """Turns of this gateway that have ended and are not in the ledger yet have no row. The
+        header `holdfast-turns-waiting` counts them. If older turns of the range were deleted,
+        `turns` begins at the moment in the header `holdfast-turns-since`. Sums include them."""
         ledger = services.queries.ledger
         # The first query runs before the answer begins: without a database, or beyond the bound,
         # the answer is an error and not half a file.

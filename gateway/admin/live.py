@@ -127,7 +127,7 @@ class LiveController(AdminController):
     async def kept(
         self, services: Deps, span: NamedDependency[Span], engine: EngineName = None
     ) -> fleet.LeasesKept:
-        """Of all workspaces."""
+        """The leases of all workspaces count."""
         of = range_of(services, span, engine=engine)
         return await leases_kept(services.queries.ledger, of, services.fleet.answering)
 
@@ -174,7 +174,7 @@ class LiveController(AdminController):
 async def _memory(services: Services, engine: Engine) -> fleet.EngineMemory:
     stats = memory = None
     if engine.is_ready:
-        with suppress(GatewayError):  # an engine without an answer has no memory here
+        with suppress(GatewayError):  # the memory of an engine that does not answer is not known
             stats = await engine.stats()
             memory = await engine.memory()
     about = engine.description

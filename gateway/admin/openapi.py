@@ -79,7 +79,7 @@ class Operation:
     # The alternative types of the JSON answer.
     replies: tuple[Any, ...] = ()
     body: Any = None
-    # A content type besides JSON.
+    # A content type of answers besides JSON.
     other: str | None = None
     # The security schemes, of which one is enough.
     keys: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ class Operation:
     unready: Any = None
     # The dialects whose error envelopes, statuses and id headers it answers with.
     dialects: tuple[Dialect, ...] = ("anthropic",)
-    # Bodies may have more forms than the schema says.
+    # Whether the body may have more forms than the schema says.
     is_lenient: bool = False
 
 
@@ -200,7 +200,7 @@ def _query_schema(field: FieldDefinition, kwarg: ParameterKwarg) -> Schema:
     item = get_args(kind)[0] if is_list else kind
     place = schema["items"] if is_list else schema
     if get_origin(item) is Literal:
-        # In the order of their declaration; msgspec sorts them.
+        # The values keep the order of their declaration. msgspec would sort them.
         place |= {"type": "string", "enum": list(get_args(item))}
     if field.has_default and field.default is not None:
         schema["default"] = field.default
@@ -255,7 +255,7 @@ def _is(*replies: Any, **more: Any) -> dict[str, Any]:
     return {"replies": replies, **more}
 
 
-# The table's facts by the operation's id, without the suffix of Google's other path.
+# What the table of the model APIs does not say, by the operation's id without the suffix `AtV1`.
 _KINDS: dict[str, dict[str, Any]] = {
     "createMessageBatch": _is(batches.MessageBatch, body=CreateBatch, parameters=(_VERSION,)),
     "listMessageBatches": _is(batches.MessageBatchList, parameters=_PAGE),
@@ -340,9 +340,10 @@ def _model_apis() -> Iterator[Operation]:
         yield Operation(id=id, method=method, path=path, summary=summary, **values)
 
 
-# Two types of one name are told apart by their modules, whose package says nothing to a reader.
+# Where two types have one name, msgspec puts their modules before it. The package is left out,
+# because it says nothing to a reader.
 _PACKAGES = re.compile(rb"gateway\.(?:(?:dialects|admin|ledger|http)\.)?(?=[a-z])")
-# Bodies that have more fields than their types: refused ones and ones without effect. See
+# The types whose bodies may have further fields, refused ones and ones without effect. See
 # `request.py` of their dialects.
 _MORE_FIELDS: dict[Any, Fields] = {
     ChatRequest: CHAT,
@@ -356,7 +357,7 @@ _NAMED_EVENT = {
     "required": ["event", "data"],
     "properties": {"event": {"enum": [*EVENTS, "ping", "error"]}, "data": _DATA},
 }
-# The last one is `[DONE]`.
+# The last event's data is `[DONE]`.
 _BARE_EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
 _EVENTS = {"anthropic": _NAMED_EVENT, "openai": _BARE_EVENT, "gemini": _BARE_EVENT}
 

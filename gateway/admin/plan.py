@@ -26,7 +26,8 @@ MAX_PREFIXES = 2_000_000
 _LINES = "application/x-ndjson"
 # The place of all plans in the line for threads: one thread gathers at a time.
 _LINE = "plan"
-# The fewest computed tokens of a turn whose time counts. With fewer its fixed cost prevails.
+# The fewest computed tokens of a turn whose time counts. With fewer, a turn's fixed cost would be
+# most of its time.
 _TIMED_TOKENS = 128
 
 
@@ -141,8 +142,8 @@ def engines_of(services: Services, model: str) -> list[Engine]:
 
 
 def facts_of(engines: Sequence[Engine]) -> traffic.EngineFacts | None:
-    """The facts about the engines. Where they differ, the first one's count. None where no engine
-    has blocks of its own."""
+    """The facts about the engines, as the first engine with blocks of its own tells them. None
+    where no engine has such blocks."""
     for engine in engines:
         about = engine.description
         if about is None or not about.num_blocks:
@@ -175,9 +176,11 @@ class TrafficGathering:
         self._num_rows = 0
         self._num_unknown = 0
         self.models: set[str] = set()
-        # Seconds of a computed token, of a token of an answer, and of all beside the engine's work.
+        # Seconds to compute one token of a prompt, by turn.
         self._rates: list[float] = []
+        # Seconds to write one token of an answer, by turn.
         self._decodes: list[float] = []
+        # Seconds of a first token that are not the engine's work, by turn.
         self._overheads: list[float] = []
 
     @property
@@ -223,8 +226,8 @@ class TrafficGathering:
             self._overheads.append(max(row.first_token_seconds - of_engine, 0.0))
 
     def job(self, payload: traffic.PlanRequest, engine: traffic.EngineFacts | None) -> traffic.Job:
-        """The planner's job. A trace's turns replace those of the ledger. The times are always the
-        ledger's."""
+        """The planner's job. If the request has a trace, the job has no turns of the ledger. The
+        times are always the ledger's."""
         is_of_ledger = payload.trace is None
         return traffic.Job(
             request=payload,
@@ -248,6 +251,6 @@ class TrafficGathering:
 
 
 def _quickest(seconds: list[float]) -> float:
-    """The longest time in the quickest quarter. Other turns shared their steps, so their times are
-    longer than their tokens alone would take."""
+    """The longest time in the quickest quarter. Most other turns shared their steps with further
+    turns, so their times are too long."""
     return sorted(seconds)[len(seconds) // 4]

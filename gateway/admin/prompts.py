@@ -34,11 +34,14 @@ from gateway.structs.misses import SECTION_OF, Section
 
 # How many earlier turns are compared if the query names no turn.
 _MAX_CANDIDATES = 200
+# How many turns on each side of a turn are searched for its conversation.
 _MAX_BESIDE = 300
-# The bytes by which two blocks may differ in length and still count as two versions of one block. A
-# date, a name or an id is shorter.
 BEGINNING_CHARACTERS = 80
+"""The most characters of the first words of a prompt."""
+# The characters of each text that are searched for its first words.
 _READ_CHARACTERS = 1000
+# Two versions of one block may differ in length by this many bytes, and by this share of the longer
+# one. A date, a name or an id is shorter than the bytes.
 _ALIKE_BYTES = 32
 _ALIKE_SHARE = 0.02
 
@@ -66,56 +69,63 @@ class DivergenceController(AdminController):
         """Compare two turns of the ledger, whatever their clients asked for."""
         workspace = request.user.workspace
         turn, packed = await _turn(services, turn_id, workspace)
-        later = unpack(packed)
+        fingerprint = unpack(packed)
         if earlier is None:
-            nearest = await _nearest(services, turn, later)
+            nearest = await _nearest(services, turn, fingerprint)
             if nearest is None:
                 return structs.TurnDivergence(turn=turn_id)
-            before_id, before = nearest
+            earlier_id, earlier_print = nearest
         else:
-            before_id = earlier
-            before = unpack((await _turn(services, earlier, workspace))[1])
-        tokens = before.num_tokens
-        differs = compare(before, later)
+            earlier_id = earlier
+            _, packed_before = await _turn(services, earlier, workspace)
+            earlier_print = unpack(packed_before)
+        tokens = earlier_print.num_tokens
+        difference = compare(earlier_print, fingerprint)
         exact = None
-        if differs is not None and differs.segment is not None:
-            exact = await _exact(services, turn, before_id)
-        if exact is not None and differs is not None:
-            differs = dataclasses.replace(
-                differs,
+        if difference is not None and difference.segment is not None:
+            exact = await _exact(services, turn, earlier_id)
+        if exact is not None and difference is not None:
+            difference = dataclasses.replace(
+                difference,
                 segment=exact.segment,
                 characters=exact.characters,
                 missed_tokens=max(round(tokens * (1 - exact.share)), 1),
             )
-        shared = shared_bytes(before, later) / before.num_bytes if before.num_bytes else 0.0
+        shared = (
+            shared_bytes(earlier_print, fingerprint) / earlier_print.num_bytes
+            if earlier_print.num_bytes
+            else 0.0
+        )
         if exact is not None:
             shared = exact.share
         report = structs.TurnDivergence(
             turn=turn.id,
-            earlier=before_id,
-            shared_tokens=round(tokens * shared) if tokens and before.num_bytes else None,
+            earlier=earlier_id,
+            shared_tokens=round(tokens * shared) if tokens and earlier_print.num_bytes else None,
             is_exact=exact is not None,
             earlier_tokens=tokens or None,
         )
-        if differs is None:
+        if difference is None:
             return msgspec.structs.replace(report, is_exact=True)
         if exact is None:
-            report = _bounded(report, before, later, differs)
-        section, block = _place_of(before, differs)
+            report = _bounded(report, earlier_print, fingerprint, difference)
+        section, block = _place_of(earlier_print, difference)
         # How much this turn would have saved by reading those tokens, at its own price.
         price = services.prices.own.with_id(turn.price or "")
-        lost = None
-        if shared and price is not None and differs.missed_tokens is not None:
+        missed_nano = None
+        if shared and price is not None and difference.missed_tokens is not None:
             rates = price.rates_above(turn.prompt_tokens - 1)
-            missed = min(differs.missed_tokens, turn.input_tokens + turn.written_tokens)
-            lost = missed * (rates.input - rates.read)
-        divergence = {name: getattr(differs, name) for name in ("kind", "segment", "missed_tokens")}
-        divergence |= {"section": section, "block": block, "characters": differs.characters}
-        return msgspec.structs.replace(report, **divergence, missed_nano=lost)
+            missed_tokens = min(difference.missed_tokens, turn.input_tokens + turn.written_tokens)
+            missed_nano = missed_tokens * (rates.input - rates.read)
+        divergence = {
+            name: getattr(difference, name) for name in ("kind", "segment", "missed_tokens")
+        }
+        divergence |= {"section": section, "block": block, "characters": difference.characters}
+        return msgspec.structs.replace(report, **divergence, missed_nano=missed_nano)
 
 
 async def _exact(services: Services, turn: structs.Turn, earlier: str) -> Difference | None:
-    """Where the texts of two turns differ; None where a text is not kept or is too large to
+    """Where the texts of two turns first differ. None where a text is not kept, or is too large to
     open."""
     contents = services.turns.content_writer
     try:
@@ -124,30 +134,34 @@ async def _exact(services: Services, turn: structs.Turn, earlier: str) -> Differ
     except GatewayError:
         return None
 
-    def found() -> Difference | None:
+    def difference() -> Difference | None:
         prompts = (msgspec.convert(content.prompt, Prompt) for content in (before, after))
         return first_difference(*prompts)
 
-    return await asyncio.to_thread(found)
+    return await asyncio.to_thread(difference)
 
 
 def _bounded(
-    report: structs.TurnDivergence, before: Fingerprint, later: Fingerprint, divergence: Divergence
+    report: structs.TurnDivergence,
+    earlier_print: Fingerprint,
+    fingerprint: Fingerprint,
+    divergence: Divergence,
 ) -> structs.TurnDivergence:
-    """The report with the place before which the difference stands, and with the precision of
-    places."""
+    """The report with the precision of places, and with a place that is behind the difference."""
     report = msgspec.structs.replace(report, grid_characters=STORED_STEP)
-    point = first_differing_point(before, later)
+    point = first_differing_point(earlier_print, fingerprint)
     if point is None:
         return report
-    below = None
+    characters_below = None
     if point.segment == divergence.segment and point.characters is not None:
-        below = point.characters
-    tokens = before.num_tokens
+        characters_below = point.characters
+    tokens = earlier_print.num_tokens
     return msgspec.structs.replace(
         report,
-        characters_below=below,
-        shared_tokens_below=round(tokens * point.num_bytes / before.num_bytes) if tokens else None,
+        characters_below=characters_below,
+        shared_tokens_below=round(tokens * point.num_bytes / earlier_print.num_bytes)
+        if tokens
+        else None,
     )
 
 
@@ -162,12 +176,13 @@ async def _turn(
 
 
 async def _nearest(
-    services: Services, turn: structs.Turn, later: Fingerprint
+    services: Services, turn: structs.Turn, fingerprint: Fingerprint
 ) -> tuple[str, Fingerprint] | None:
-    """The earlier turn that shares the longest prefix with this one; of several the latest.
+    """The earlier turn that shares the longest prefix with this one. If several do, it is the
+    latest of them.
 
-    Short prompts have few points. Without a shared point it is the latest turn that `_is_alike`:
-    any other prompt explains nothing. None without such a turn.
+    Short prompts have few points, and may share none. Then it is the latest turn for which
+    `_is_alike` is true, because any other prompt explains nothing. None without such a turn.
     """
     best: tuple[int, str, Fingerprint] | None = None
     alike: tuple[str, Fingerprint] | None = None
@@ -175,10 +190,10 @@ async def _nearest(
         services.queries.ledger, turn, _MAX_CANDIDATES
     ):
         candidate = unpack(packed)
-        shared = shared_bytes(candidate, later)
+        shared = shared_bytes(candidate, fingerprint)
         if shared and (best is None or shared > best[0]):
             best = shared, turn_id, candidate
-        if alike is None and _is_alike(candidate, later):
+        if alike is None and _is_alike(candidate, fingerprint):
             alike = turn_id, candidate
     return alike if best is None else (best[1], best[2])
 
@@ -201,19 +216,21 @@ def _lengths(fingerprint: Fingerprint, count: int) -> list[int]:
     return [ends[segment] for segment in range(count) if segment in ends]
 
 
-def _place_of(before: Fingerprint, divergence: Divergence) -> tuple[Section | None, int | None]:
-    """The section and the block of a divergence. A block that was added at a section's end belongs
-    to that section, as its next block."""
+def _place_of(
+    fingerprint: Fingerprint, divergence: Divergence
+) -> tuple[Section | None, int | None]:
+    """The section of a divergence, and the number of its block there. A block that was added at a
+    section's end is that section's next block."""
     place = divergence.segment
     if place is None:
         return None, None
     section = SECTION_OF[divergence.kind]
-    if section == "tools" or place < before.num_tools:
+    if section == "tools" or place < fingerprint.num_tools:
         return "tools", place
-    place -= before.num_tools
-    if section == "system" or place < before.num_system:
+    place -= fingerprint.num_tools
+    if section == "system" or place < fingerprint.num_system:
         return "system", place
-    return "messages", place - before.num_system
+    return "messages", place - fingerprint.num_system
 
 
 async def _readable(request: AdminRequest, services: Services, turn_id: str) -> structs.Turn:
@@ -253,7 +270,7 @@ class ContentController(AdminController):
     async def beginning(
         self, request: AdminRequest, turn_id: FromPath[str], services: Deps
     ) -> structs.TurnBeginning:
-        """For those who may read the whole."""
+        """For keys of the workspace and for those of scope `admin`, as for the whole content."""
         turn = await _readable(request, services, turn_id)
         body, _ = await services.turns.content_writer.read(turn.workspace, turn.id)
         prompt = await asyncio.to_thread(msgspec.convert, body.prompt, Prompt)
@@ -274,8 +291,11 @@ class ConversationController(AdminController):
     async def conversation(
         self, request: AdminRequest, turn_id: FromPath[str], services: Deps
     ) -> list[structs.Turn]:
-        """Of the key's 300 turns before and after it, as far as they are among the workspace's
-        5,000 there. Each prompt has all of the one before."""
+        """Each prompt of a conversation begins with the whole prompt before it.
+
+        The key's nearest 300 turns before this turn and after it are searched. On each side they
+        must be among the workspace's nearest 5,000.
+        """
         ledger = services.queries.ledger
         turn, _ = await _turn(services, turn_id, request.user.workspace)
         beside = await queries_turns.around(ledger, turn, _MAX_BESIDE)

@@ -1,9 +1,9 @@
-"""Purges: a workspace's content goes from every tier, the store, the journal and the database.
+"""Purges remove a workspace's content from every tier, the store, the journal and the database.
 
-With a model instead of a workspace its engines let go of everybody's content: their caches are as
-after a start. What the database keeps belongs to workspaces, and stays then.
+A purge of a model removes everybody's content from the model's engines: their caches are then as
+after a start. The database is not changed, because what it keeps belongs to workspaces.
 
-An engine that is away has the purge pending: it is done when the engine is back, before it gets
+The purge of an engine that is away is pending. The engine does it when it is back, before it gets
 turns (`routing/pending_purges.py`).
 """
 
@@ -31,7 +31,7 @@ _Model = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=NO_NU
 
 
 class PurgeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One of the two."""
+    """What to purge: exactly one of `workspace` and `model`."""
 
     workspace: _Workspace | None = None
     model: _Model | None = None
@@ -99,8 +99,8 @@ async def _purge_model(services: Services, requested: str) -> PurgeReport:
 
 
 async def _purge_workspace(services: Services, workspace: str) -> PurgeReport:
-    """What is kept goes first: no request can bring it back to an engine behind the engine's own
-    purge."""
+    """Purge what is stored before the engines. Otherwise a request could bring stored content back
+    to an engine after the engine's purge."""
     running = await running_batches(services.queries.ledger, workspace)
     now = services.clock.wall()
     for batch_id in running:

@@ -35,7 +35,7 @@ class RefusalsController(AdminController):
         request_id: RequestId = None,
         limit: Annotated[int, QueryParameter(name="limit", ge=1, le=1000)] = 100,
     ) -> list[structs.Refusal]:
-        """Requests that were refused before their turn began are in no ledger, only here."""
+        """Requests that were refused before their turn began. The ledger has no row of them."""
         kept: Refusals = request.app.state.refusals
         confined = request.user.confine(workspace)
         return kept.newest(confined, request_id, limit)
@@ -61,9 +61,9 @@ class RefusalCountsController(AdminController):
         workspace: WorkspaceName = None,
         limit: Annotated[int, QueryParameter(name="limit", ge=1, le=1000)] = 100,
     ) -> structs.RefusalCounts:
-        """Of all gateways: requests that were answered with an error before they were turns. The
-        newest minutes stand first, and the sum is of all that overlap the range. What another
-        gateway refused is here after some seconds."""
+        """Requests to any gateway that were answered with an error before they were turns. The
+        newest minutes come first. The sum has all minutes that overlap the range. What another
+        gateway refused is counted here after some seconds."""
         of = range_of(services, span, request.user.confine(workspace))
         with suppress(GatewayError):  # the next flush writes the counts
             await services.refusals.flush()

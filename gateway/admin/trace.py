@@ -47,9 +47,15 @@ class TraceController(AdminController):
         ] = TRACE_UNIT,
         key: Annotated[str | None, QueryParameter(name="key", min_length=1, max_length=64)] = None,
     ) -> Stream:
-        """Headers tell the block's tokens, how many requests are in the trace, how many of the
-        range are not (they had no answer, or the ledger has no chain of their prompts), and of how
-        many an engine did not tell where their content blocks end in tokens."""
+        """Four headers describe the trace.
+
+        - `holdfast-trace-block-tokens`: the tokens of a block
+        - `holdfast-trace-requests`: the requests in the trace
+        - `holdfast-trace-estimated`: those for which no engine told where content blocks end in
+          tokens
+        - `holdfast-trace-left-out`, without `key`: the range's requests that are not in the trace,
+          because they had no answer or the ledger has no chain of their prompts
+        """
         gathering = TraceGathering()
         async for rows in observed(services.queries.ledger, of, key, MAX_TURNS + 1):
             await in_thread(services, request.user, _LINE, gathering.take, rows)

@@ -149,32 +149,30 @@ class UsageController(AdminController):
         groups = [Priced(price, above, totals) for (price, above), totals in sums.items()]
         by_engine = await queries.totals_by(of, ("engine", "model"))
         times = await token_times(queries.ledger, services.catalogue.name_of)
-        spared = [
+        avoided_by_engine = [
             avoided(engine or None, model, totals.cache_read_tokens, times.of(engine, model))
             for (engine, model), totals in sorted(by_engine.items())
             if totals.cache_read_tokens
         ]
-        timed = [
-            engine_spared.prefill_seconds
-            for engine_spared in spared
-            if engine_spared.prefill_seconds is not None
+        seconds = [
+            entry.prefill_seconds
+            for entry in avoided_by_engine
+            if entry.prefill_seconds is not None
         ]
-        on_gpus = [
-            engine_spared.gpu_hours
-            for engine_spared in spared
-            if engine_spared.gpu_hours is not None
-        ]
+        gpu_hours = [entry.gpu_hours for entry in avoided_by_engine if entry.gpu_hours is not None]
         on = datetime.fromtimestamp((of.until_ms - 1) / 1000, UTC).date()
         return structs.Savings(
             since_ms=of.since_ms,
             until_ms=of.until_ms,
             own=waterfall(groups, prices.own),
             hosted=comparisons(groups, prices.hosted, on),
-            avoided=spared,
-            prefill_tokens_avoided=sum(engine_spared.prefill_tokens for engine_spared in spared),
-            prefill_seconds_avoided=sum(timed) if timed else None,
-            gpu_hours_avoided=sum(on_gpus) if on_gpus else None,
-            unmeasured_tokens=sum(e.prefill_tokens for e in spared if e.prefill_seconds is None),
+            avoided=avoided_by_engine,
+            prefill_tokens_avoided=sum(entry.prefill_tokens for entry in avoided_by_engine),
+            prefill_seconds_avoided=sum(seconds) if seconds else None,
+            gpu_hours_avoided=sum(gpu_hours) if gpu_hours else None,
+            unmeasured_tokens=sum(
+                entry.prefill_tokens for entry in avoided_by_engine if entry.prefill_seconds is None
+            ),
         )
 
     @view("/latency", "getLatency", "Times to first token.")
@@ -225,9 +223,12 @@ class UsageController(AdminController):
         limit: Annotated[int, QueryParameter(name="limit", ge=1, le=1000)] = 100,
         after: Annotated[str | None, QueryParameter(name="after", max_length=96)] = None,
     ) -> structs.TurnPage:
-        """The default range is all time, since `limit` bounds the page. `client` is what the user
-        agent begins with, the percents are of the prompt. A page looks at 20,000 turns at most for
-        these, `key` and `has_read`, and says so in `num_searched`."""
+        """The default range is all time, since `limit` bounds the page.
+
+        `client` is the beginning of the user agent. The percents are shares of the prompt's tokens.
+        To filter by these, by `key` or by `has_read`, a page searches 20,000 turns at most. Its
+        `num_searched` says how many it searched.
+        """
         until_ms = span.until_ms
         of = Range(
             since_ms=span.since_ms or 0,

@@ -1,8 +1,9 @@
 """What a cache that loses nothing would have read and written, by the rules of the contract. Pure.
 
-Entries stand at breakpoints and are read up to 20 positions back. They live five minutes or an hour
-from the last request that wrote or read them. They are readable once their writer's answer has
-begun. An engine's code for this works on tokens and blocks. This works on digests of ended turns.
+Entries stand at breakpoints. A breakpoint reads entries up to 20 positions back. An entry lives for
+its TTL from the last request that wrote or read it. It is readable once its writer's answer has
+begun. An engine's code for this works on tokens and blocks. This code works on digests of ended
+turns.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ _COUNTED = ("input_tokens", "cache_read_tokens", "computed_tokens", *WRITE_FIELD
 MULTIPLES = TokenPrices(
     input=NanoDollars(100), writes={}, read=NanoDollars(10), output=NanoDollars(0)
 )
-"""In hundredths of an input token."""
+"""Prices in hundredths of an input token's price."""
 
 
 @dataclass(slots=True)
@@ -41,10 +42,11 @@ class Sums:
 
     # How many of the prompts read something.
     hits: int = 0
-    # Tokens that a turn wrote while another one was writing them, and the number of such turns.
+    # Tokens that turns wrote while another turn was writing them.
     raced: int = 0
+    # The number of those turns.
     num_races: int = 0
-    # The tokens that those other ones wrote.
+    # The tokens that the other turns were writing.
     first_raced: int = 0
     # Turns of one price share the object.
     _by_rates: dict[int, tuple[TokenPrices | None, InputUsage]] = field(default_factory=dict)
@@ -63,12 +65,14 @@ class Sums:
 
     @property
     def multiples(self) -> float:
-        """The cost in input tokens: an input token is 1, a read is 0.1, a write as `TTLS` says."""
+        """The cost in prices of input tokens. A read token costs 0.1, and a written one what `TTLS`
+        says."""
         return cost_at(MULTIPLES, self.usage, 0).actual / 100
 
     @property
     def nano(self) -> int | None:
-        """The prompts' cost at the turns' own prices, None where one has none."""
+        """The prompts' cost at the turns' own prices, in nano-dollars. None where a turn has no
+        price."""
         total = 0
         for rates, usage in self._by_rates.values():
             if rates is None:
@@ -91,7 +95,8 @@ class Cache:
     _entries: dict[bytes, _Entry] = field(default_factory=dict)
 
     def take(self, turn: Observation, marks: Sequence[Mark]) -> InputUsage:
-        """Serve a turn with these breakpoints, in order of the prompt, and add it to the sums."""
+        """Serve a turn with these breakpoints, and add it to the sums. Return what it was billed.
+        The breakpoints must be in order of the prompt."""
         digests = turn.digests
         tokens = turn.tokens
         steps = turn.steps
@@ -116,8 +121,8 @@ class Cache:
                 place -= 1
         if hit is not None:
             hit.refresh(now)
-        # What is live at the breakpoints is refreshed and the rest written; `raced` is the longest
-        # prefix that another turn is still writing.
+        # Live entries at the breakpoints are refreshed. The others are written.
+        # `raced` is the tokens of the longest prefix that another turn is still writing.
         raced = 0
         for place, ttl in marks:
             life = _LIFE_MS[ttl]

@@ -1,10 +1,10 @@
 """Near-duplicate prefixes of one workspace: tools and system blocks that a normalisation makes
 equal. Pure.
 
-They are found by digests, over all keys. The texts of kept prompts show what differs, where the
-caller has them. Elsewhere the time of a change shows it. Texts that no normalisation makes equal
-are not reported. If no text is known, the report says so. The savings are what the contract's cache
-(`cache.py`) would read in addition if the prefixes had one name.
+Near-duplicates are found by digests, over all keys. If the caller has the texts of kept prompts,
+these show what differs. Otherwise the times of the changes show it. Prefixes that no normalisation
+makes equal are not reported. If no text is known, the report says so. The savings are what the
+contract's cache (`cache.py`) would read in addition if the prefixes had one name.
 """
 
 import json
@@ -24,15 +24,17 @@ from gateway.prompt.sketch import overlap
 from gateway.structs.advice import DuplicateKind, NearDuplicate
 
 MAX_GROUPS = 10
-"""Of one workspace and model, those with the most tokens."""
+"""The most groups of one workspace and model: those with the most tokens."""
 MAX_HEADS = 5_000
-"""Further prefixes of a workspace and model are not compared with the ones before."""
+"""The most prefixes of one workspace and model that are compared. Later ones are left out."""
 MAX_TEXTS = 6
-"""How many prefixes of a group are compared by their texts."""
+"""The most prefixes of a group that are compared by their texts."""
 _MAX_CHARACTERS = 1_000_000
 _MAX_TURNS_NAMED = 5
-# How many of a text's twelve pieces may differ: the changed ones, and one that took a place.
+# The least share of pieces that two versions of a text have in common: 9 of 12. A changed piece
+# differs, and may take the place of another piece.
 _ALIKE = 0.75
+# The least share of a prefix's tokens that two versions of the prefix have in common.
 _MOSTLY = 0.8
 _SHORT_TOKENS = 40
 _FEW = 3
@@ -54,7 +56,8 @@ _NORMALISATIONS: dict[DuplicateKind, re.Pattern[str]] = {
     ),
     "whitespace": re.compile(r"\s+"),
 }
-"""The normalisations, in this order. What they leave must be equal."""
+"""The normalisations, in the order in which they are applied. They make two texts equal where what
+they leave of both is the same."""
 _WORDS: dict[DuplicateKind, tuple[str, str]] = {
     "tool_order": ("the order of tools", "Sort the tools by name before sending them."),
     "key_order": ("the order of keys", "Write JSON with its keys in a fixed order."),
@@ -68,35 +71,39 @@ _WORDS: dict[DuplicateKind, tuple[str, str]] = {
         "Put what changes behind what stays the same.",
     ),
 }
-"""What differs, and the normalisation."""
+"""For each kind: what differs, and the normalisation."""
 
 
 @dataclass(slots=True)
 class Group:
-    """The turns whose prefixes are nearly the same as that of the `first`, in order of time."""
+    """The turns whose prefixes are nearly the same as the prefix of the `first` turn."""
 
     first: Observation
+    # In order of time.
     turns: list[Observation] = field(default_factory=list)
+    # The first turn with each prefix, by the prefix's name.
     heads: dict[bytes, Observation] = field(default_factory=dict)
-    # These two describe the first difference, as far as digests show it.
+    # What differs first, as far as digests show it.
     kind: DuplicateKind = "varying_text"
+    # The path of the block that differs first; empty while no prefix differs.
     path: str = ""
+    # The number of that block among tools and system blocks.
     place: int = 0
 
     @property
     def others(self) -> list[Observation]:
-        """One turn of each prefix but the first's."""
+        """The first turn with each prefix, without the group's first turn."""
         return list(self.heads.values())[1:]
 
     @property
     def compared(self) -> list[str]:
-        """The turns whose texts tell what differs, the first one of them."""
+        """The ids of the turns whose texts are compared. The group's first turn comes first."""
         return [turn.id for turn in self.heads.values()][:MAX_TEXTS]
 
 
 def find_groups(turns: Iterable[Observation], min_tokens: int) -> list[Group]:
-    """The near-duplicates among a workspace's turns of one model, in order of time; those with the
-    most tokens first. Prefixes below `min_tokens` are not looked at."""
+    """The groups of near-duplicates, those with the most tokens first. `turns` are a workspace's
+    turns of one model, in order of time. Prefixes with fewer than `min_tokens` are left out."""
     groups: list[Group] = []
     by_head: dict[bytes, Group] = {}
     by_feature: dict[bytes, Group] = {}
@@ -117,8 +124,8 @@ def find_groups(turns: Iterable[Observation], min_tokens: int) -> list[Group]:
             by_head[head] = group
             group.heads[head] = turn
         group.turns.append(turn)
-    several = [group for group in groups if len(group.heads) > 1]
-    return sorted(several, key=lambda group: -sum(t.total for t in group.turns))[:MAX_GROUPS]
+    near = [group for group in groups if len(group.heads) > 1]
+    return sorted(near, key=lambda group: -sum(t.total for t in group.turns))[:MAX_GROUPS]
 
 
 def _features(turn: Observation) -> set[bytes]:
@@ -143,8 +150,8 @@ def _likely_group(features: Iterable[bytes], by_feature: Mapping[bytes, Group]) 
 def near_duplicate(
     group: Group, min_tokens: int, prompts: Mapping[str, Any]
 ) -> NearDuplicate | None:
-    """The report of a group; None where a text shows that no normalisation makes the prefixes
-    equal, or where that saves nothing. `prompts` are the kept prompts by turn, as JSON."""
+    """The report of a group. None where a text shows that no normalisation makes the prefixes
+    equal, or where equal prefixes would save nothing. `prompts` are the kept prompts by turn id."""
     kinds = _kinds_by_digests(group)
     texts = _texts_of(group, prompts)
     first_texts = texts.pop(group.first.id, None)
@@ -186,7 +193,7 @@ def near_duplicate(
 
 
 def _kinds_by_digests(group: Group) -> list[DuplicateKind]:
-    """What differs, by the digests and by when they change."""
+    """What differs, as the digests and the times of their changes show it."""
     if group.kind == "varying_text" and len(group.heads) >= _FEW:
         when = timed([(turn.at_ms, turn.segment_digests[group.place]) for turn in group.turns])
         if when in ("hour", "minute"):
@@ -210,21 +217,21 @@ def _texts_of(group: Group, prompts: Mapping[str, Any]) -> dict[str, list[str]]:
 def _compared(
     group: Group, first_texts: Sequence[str], texts: Mapping[str, Sequence[str]]
 ) -> tuple[Group, list[DuplicateKind]]:
-    """The group without the prefixes that differ even when normalised, and what differs in the
-    others, by their texts. Prefixes without a text stay."""
-    needed = {turn_id: normalisations(first_texts, parts) for turn_id, parts in texts.items()}
-    gone = {_head(turn) for turn in group.others if needed.get(turn.id, []) is None}
-    turns = [turn for turn in group.turns if _head(turn) not in gone]
-    heads = {head: turn for head, turn in group.heads.items() if head not in gone}
-    differing = set[DuplicateKind]().union(*(kinds for kinds in needed.values() if kinds))
-    of_tools = [group.kind] if group.kind in ("tool_order", "key_order") else []
-    kinds = [*of_tools, *(kind for kind in _NORMALISATIONS if kind in differing)]
+    """The group without the prefixes that no normalisation makes equal, and what differs in the
+    others by their texts. Prefixes without a text stay."""
+    kinds_of = {turn_id: normalisations(first_texts, parts) for turn_id, parts in texts.items()}
+    unequal = {_head(turn) for turn in group.others if kinds_of.get(turn.id, []) is None}
+    turns = [turn for turn in group.turns if _head(turn) not in unequal]
+    heads = {head: turn for head, turn in group.heads.items() if head not in unequal}
+    text_kinds = set[DuplicateKind]().union(*(kinds for kinds in kinds_of.values() if kinds))
+    tool_kinds = [group.kind] if group.kind in ("tool_order", "key_order") else []
+    kinds = [*tool_kinds, *(kind for kind in _NORMALISATIONS if kind in text_kinds)]
     return replace(group, turns=turns, heads=heads), kinds
 
 
 def normalisations(first: Sequence[str], second: Sequence[str]) -> list[DuplicateKind] | None:
-    """The normalisations that make the texts equal, found one by one; None where all together do
-    not."""
+    """The normalisations that are needed to make the texts equal. None where even all of them do
+    not. Each one without which the texts are still equal is left out."""
     needed = list(_NORMALISATIONS)
     if _normal(first, needed) != _normal(second, needed):
         return None
@@ -247,7 +254,8 @@ class Replay(NamedTuple):
 
 
 def simulated(group: Group, min_tokens: int) -> Replay:
-    """Replay the group's turns through the contract's cache, under both names."""
+    """Replay the group's turns through the contract's cache: as sent, and with one name for all
+    their prefixes."""
     as_sent = Cache(min_tokens)
     as_one = Cache(min_tokens)
     by_key: dict[str, tuple[Sums, Sums]] = {}
@@ -261,8 +269,8 @@ def simulated(group: Group, min_tokens: int) -> Replay:
 
 
 def renamed(group: Group, turn: Observation) -> Observation:
-    """The turn as if its prefix were the first's, with its own tokens. Behind the sketched segments
-    names stay as they are."""
+    """The turn as if it had the prefix of the group's first turn, with its own tokens. Names behind
+    the sketched segments stay as they are."""
     first = group.first
     segment_digests = turn.segment_digests
     digests = list(turn.digests)
@@ -270,8 +278,8 @@ def renamed(group: Group, turn: Observation) -> Observation:
     reached = 0
     for place, segment in enumerate(turn.places):
         if segment < turn.head:
-            at = first.prefix_at(segment)
-            digests[place] = first.digests[at] if at >= 0 else digests[place]
+            first_place = first.prefix_at(segment)
+            digests[place] = first.digests[first_place] if first_place >= 0 else digests[place]
         elif segment < len(segment_digests):
             chain.update(b"".join(segment_digests[turn.head + reached : segment + 1]))
             reached = segment + 1 - turn.head
@@ -284,14 +292,16 @@ def _is_marked(group: Group) -> bool:
 
 
 def _head(turn: Observation) -> bytes | None:
-    """The name of the tools and system blocks; None without any, or where not all are sketched."""
+    """The name of the tools and system blocks. None where there are none, or where some have no
+    sketch."""
     segment_digests = turn.segment_digests[: turn.head]
     is_whole = 0 < turn.head == len(segment_digests) and turn.prefix_at(turn.head - 1) >= 0
     return b"%d:" % turn.num_tools + b"".join(segment_digests) if is_whole else None
 
 
 def _joins(group: Group, turn: Observation) -> bool:
-    """Whether the turn's prefix is nearly that of the group; note what differs first."""
+    """Whether the turn's prefix is nearly the group's. If it is, note in the group what differs
+    first."""
     first = group.first
     if (first.num_tools, first.num_system) != (turn.num_tools, turn.num_system):
         return False
@@ -317,9 +327,9 @@ def _joins(group: Group, turn: Observation) -> bool:
         return False
     if not group.path:
         place = next(
-            n
-            for n, content in enumerate(turn.segment_digests)
-            if content != first.segment_digests[n]
+            number
+            for number, digest in enumerate(turn.segment_digests)
+            if digest != first.segment_digests[number]
         )
         difference = difference_at(first, turn, place)
         if difference is not None and (
@@ -334,7 +344,8 @@ def _joins(group: Group, turn: Observation) -> bool:
 
 
 def _texts(prompt: Any) -> list[str]:
-    """Of the tools in the order of their names, with sorted keys, and of the system blocks."""
+    """The texts of the tools and of the system blocks. Tools come in the order of their names, as
+    JSON with sorted keys."""
     tools = sorted(prompt.get("tools") or (), key=lambda tool: str(tool.get("name")))
     described = [json.dumps(tool, sort_keys=True) for tool in tools]
     return [*described, *(str(block.get("text")) for block in prompt.get("system") or ())]

@@ -28,30 +28,30 @@ _FEW = 3
 
 
 class Loss(NamedTuple):
-    """One turn that lost tokens which were the same in an earlier turn."""
+    """One turn that could not read tokens which an earlier turn had too."""
 
     turn: str
     # The earlier turn.
     earlier: str
+    # The tokens behind the difference that are the same in both turns.
     tokens: int
 
 
 @dataclass(slots=True)
 class Fault:
-    """One thing that breaks prefixes again and again, at one block.
-
-    `tokens` were the same as in an earlier turn of the last hour, over all `turns`. `part` is where
-    in the block it changes: "start", "middle", "end" or "" where that is not known.
-    """
+    """One thing that breaks prefixes again and again, at one block."""
 
     kind: FaultKind
     section: Section
+    # The number of the block in its section.
     index: int
     losses: list[Loss] = field(default_factory=list)
+    # Where the block's text changes: "start", "middle" or "end"; "" where that is not known.
     part: str = ""
 
     @property
     def tokens(self) -> int:
+        """Tokens that were the same as in an earlier turn of the last hour, over all losses."""
         return sum(loss.tokens for loss in self.losses)
 
     @property
@@ -73,13 +73,14 @@ def find_faults(turns: Sequence[Observation]) -> list[Fault]:
 
 
 class _Finder:
-    """What the turns so far had, and the faults among them."""
+    """Looks for faults in turns that it takes one after the other, in order of time."""
 
     def __init__(self) -> None:
-        # The latest turn with each prefix, with each segment, and of each number of tools and
-        # system blocks.
+        # The latest turn with each prefix.
         self._chains: dict[bytes, Observation] = {}
+        # The latest turn with each segment.
         self._last_with: dict[bytes, Observation] = {}
+        # The latest turn with each pair of numbers of tools and of system blocks.
         self._shapes: dict[tuple[int, int], Observation] = {}
         self._faults: dict[tuple[str, Section, int], Fault] = {}
         self._parts: dict[tuple[Section, int], Counter[str]] = defaultdict(Counter)
@@ -99,7 +100,7 @@ class _Finder:
                 content in self._last_with for content in segment_digests[first:]
             )
             if not is_known and first == turn.head and before is not None:
-                # The first message may be the one of the turn before with another beginning.
+                # The first message may be that of the turn before, with another beginning.
                 there = before.pieces_of(first)
                 here = turn.pieces_of(first)
                 begins = bool(there and here) and there[0] != here[0]
@@ -114,7 +115,7 @@ class _Finder:
         self._shapes[turn.num_tools, turn.num_system] = turn
 
     def faults(self, turns: Sequence[Observation]) -> list[Fault]:
-        """Those that came often enough, named by when they change."""
+        """The faults that came often enough. The kind of a varying text says when it changes."""
         least = 1 if self._num_turns <= _FEW else max(_FEW, _LEAST_TURNS * self._num_near)
         kept = []
         varying = [fault for fault in self._faults.values() if fault.kind == "varying_text"]
@@ -168,8 +169,11 @@ class _Finder:
             self._parts[difference.section, difference.index][part] += 1
 
     def _earlier(self, turn: Observation, first: int) -> Observation | None:
-        """The latest turn that has the most of what follows, or else the latest one of the same
-        shape. Where it begins otherwise, the latest one with the same beginning is taken."""
+        """The latest turn that has the most tokens of what follows the difference.
+
+        Without such a turn it is the latest turn with as many tools and as many system blocks. None
+        if the difference is behind the first message, or if there is no such turn.
+        """
         segments = turn.segments
         rest = segments[first + 1 :] if first >= turn.head else segments[first:]
         votes: Counter[str] = Counter()
@@ -190,9 +194,9 @@ _Places = dict[tuple[Section, int], list[tuple[int, bytes]]]
 
 
 def _texts_at(places_asked: set[tuple[Section, int]], turns: Sequence[Observation]) -> _Places:
-    """For each of these places when the turns came and the digests of what they had there.
+    """For each of these places: the times of the turns, and the digests of what they had there.
 
-    Only the first block of the messages shows when a text changes. The others are a conversation's.
+    Of the messages only the first block is followed. The other blocks belong to one conversation.
     """
     places: _Places = {place: [] for place in places_asked}
     heads = [place for place in places_asked if place[0] != "messages" or place[1] == 0]
@@ -211,7 +215,8 @@ def _texts_at(places_asked: set[tuple[Section, int]], turns: Sequence[Observatio
 
 
 def timed(texts: Sequence[tuple[int, bytes]]) -> FaultKind:
-    """What kind of text varies: by how long it stays the same."""
+    """The kind of a varying text, by how long it stays the same. `texts` has the time of each turn
+    and the digest of the text in it."""
     values = {text for _, text in texts}
     if not texts:
         return "varying_text"
@@ -223,8 +228,9 @@ def timed(texts: Sequence[tuple[int, bytes]]) -> FaultKind:
         for at_ms, text in texts:
             of_period[at_ms // period].add(text)
             periods[text].add(at_ms // period)
-        is_one = all(len(seen) == 1 for seen in of_period.values())
-        if is_one and len(values) > 1 and all(len(seen) == 1 for seen in periods.values()):
+        has_one_text = all(len(digests) == 1 for digests in of_period.values())
+        has_one_period = all(len(numbers) == 1 for numbers in periods.values())
+        if has_one_text and len(values) > 1 and has_one_period:
             return kind
     return "varying_text"
 
@@ -244,16 +250,18 @@ def _chains(turn: Observation, count: int) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first difference between two turns. `tokens` from there on are the same."""
+    """The first difference between two turns."""
 
     kind: FaultKind
     section: Section
+    # The number of the block in its section.
     index: int
+    # The tokens from this block on that are the same in both turns.
     tokens: int
 
 
 def difference_at(earlier: Observation, turn: Observation, first: int) -> Difference | None:
-    """The fault of two turns whose first difference is at this segment; None where it is none."""
+    """The first difference of two turns, at the segment `first`. None where it is no fault."""
     earlier_digests = {segment.digest for segment in earlier.segments}
     after = turn.segments[first:]
     same = sum(segment.tokens for segment in after if segment.digest in earlier_digests)
@@ -274,9 +282,10 @@ def difference_at(earlier: Observation, turn: Observation, first: int) -> Differ
 
 
 class _Change(NamedTuple):
-    """A kind of fault. `tokens` of the changed segment were the same, as far as is known."""
+    """How a segment has changed."""
 
     kind: FaultKind
+    # The tokens of the changed segment that stayed the same, as far as is known.
     tokens: int = 0
 
 
@@ -296,7 +305,7 @@ def _tool_change(earlier: Observation, turn: Observation) -> _Change:
 def _system_change(
     earlier: Observation, turn: Observation, first: int, same: int
 ) -> _Change | None:
-    """`same` are the tokens from here on that were in the earlier turn too."""
+    """`same` is the number of tokens from here on that the earlier turn has too."""
     if _moves(earlier, turn, first):
         return _Change("moved_text")
     here = turn.segments[first]
@@ -308,10 +317,10 @@ def _system_change(
     # Whether the text is the earlier text with more at its end.
     kept = set(here.pieces)
     inner = there.pieces[:-1]
-    is_begun = bool(inner) and here.pieces[0] == inner[0]
-    is_begun = is_begun and here.pieces[-1] != there.pieces[-1]
+    has_same_start = bool(inner) and here.pieces[0] == inner[0]
+    has_new_end = here.pieces[-1] != there.pieces[-1]
     is_kept = sum(piece in kept for piece in inner) >= ALIKE * len(inner)
-    if is_begun and is_kept and here.tokens >= there.tokens + _GROWTH_TOKENS:
+    if has_same_start and has_new_end and is_kept and here.tokens >= there.tokens + _GROWTH_TOKENS:
         return _Change("growing_text", there.tokens)
     alike = _overlap_of(there, here)
     if alike >= ALIKE:
@@ -324,9 +333,9 @@ def _message_change(earlier: Observation, turn: Observation, first: int) -> _Cha
     after = turn.segments
     here = after[first]
     there = _segment_at(earlier, first)
-    # The earlier turn's first messages may be left out and the next ones moved up.
-    were = {segment.digest: n for n, segment in enumerate(before)}
-    shift = were.get(here.digest, first) - first
+    # The first messages of the earlier turn may be left out. Then the next ones have moved up.
+    old_places = {segment.digest: place for place, segment in enumerate(before)}
+    shift = old_places.get(here.digest, first) - first
     behind = zip(after[first:], before[first + shift :], strict=False)
     is_same = [new.digest == old.digest for new, old in behind]
     if shift > 0 and len(is_same) >= 2 and all(is_same):
@@ -355,8 +364,8 @@ def _overlap_of(there: Segment, here: Segment) -> float:
 
 
 def _has_rest(earlier: Observation, turn: Observation, first: int) -> bool:
-    """Whether the content behind the place in the earlier turn stands there again: most of its
-    tokens, in the same order. Its last segment does not count."""
+    """Whether most of the tokens behind the segment `first` are the same as in the earlier turn, in
+    the same order. Behind a tool or a system block only those up to the head's end count."""
     before = earlier.segments[first + 1 :]
     after = turn.segments[first + 1 :]
     if first < turn.head:
@@ -367,16 +376,13 @@ def _has_rest(earlier: Observation, turn: Observation, first: int) -> bool:
 
 
 def _moves(earlier: Observation, turn: Observation, first: int) -> bool:
-    """Whether a text stands at another place than before, among texts that are the same."""
+    """Whether the earlier turn's text at `first` stands at a later place now: texts changed their
+    order, or new ones stand before it. Short texts do not count."""
     before = earlier.segments
     after = turn.segments
     if first >= len(before):
         return False
-    places = {segment.digest: n for n, segment in enumerate(after)}
-    moved = places.get(before[first].digest)
-    if moved is None or moved <= first or before[first].tokens < _LEAST_TOKENS // 4:
-        return False
-    were = {segment.digest: n for n, segment in enumerate(before)}
-    now_here = were.get(after[first].digest)
-    # Either two texts changed their order, or a text moved on as the conversation grew.
-    return now_here is not None or first == len(before) - 1 or after[first].digest not in were
+    new_places = {segment.digest: place for place, segment in enumerate(after)}
+    new_place = new_places.get(before[first].digest)
+    is_long = before[first].tokens >= _LEAST_TOKENS // 4
+    return new_place is not None and new_place > first and is_long

@@ -1,7 +1,7 @@
 """What advice sees of a turn: digests, tokens and times. No content, no I/O.
 
-Prefixes are those of the turn's fingerprint (`prompt/fingerprint.py`). The segments of its sketch
-can be compared one by one.
+The prefixes are those of the turn's fingerprint (`prompt/fingerprint.py`). The segments are those
+of its sketch. They can be compared one by one.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from gateway.prompt.sketch import CHUNK, DIGEST_BYTES, Sketch, split_pieces
 
 _BYTES_PER_TOKEN = 4
 _KINDS: dict[str, SegmentKind] = {CALL: "tool_use", RESULT: "tool_result"}
-"""The letters of segments that may form a run. An upper-case letter begins a message."""
+"""The kinds of segments that may form a run, by letter. An upper-case letter begins a message."""
 _OPENAI = ("openai", "responses", "chat")
-"""Their breakpoints look back over any number of positions."""
+"""The dialects whose breakpoints look back over any number of positions."""
 _OF_THE_MODEL = (ASSISTANT, CALL, THINKING)
 Mark = tuple[int, Ttl]
 """A breakpoint: the place of its prefix among an observation's prefixes, and its TTL."""
@@ -26,7 +26,7 @@ Mark = tuple[int, Ttl]
 
 @dataclass(slots=True, kw_only=True)
 class Row:
-    """A turn as its source has it."""
+    """A turn, as the ledger has it or as it was pasted."""
 
     id: str
     at_ms: int
@@ -34,29 +34,31 @@ class Row:
     key: str
     model: str
     dialect: str | None
-    # Its prompt's tokens, as billed and as computed.
+    # The prompt's tokens, as billed and as computed.
     usage: InputUsage
     # When the answer began. From then on others could read what the turn wrote.
     begun_ms: int
     # The time of a prompt's token on the engine that answered; None where it is not known.
     token_seconds: float | None = None
-    # None without a price.
+    # The prices of the turn; None without a price.
     rates: TokenPrices | None
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One sketched segment. `unordered` is its digest with sorted keys, of tools and calls only."""
+    """One sketched segment."""
 
     digest: bytes
     tokens: int
+    # The digest with sorted keys; None but for tools and calls.
     unordered: bytes | None = None
+    # The digests of pieces of its text; empty for a short text.
     pieces: tuple[bytes, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
 class Observation(Row):
-    """One turn. It never changes. Its prefixes are in five lists of one length, the shortest
+    """One turn. It never changes. Five sequences of one length describe its prefixes, the shortest
     first."""
 
     digests: list[bytes]
@@ -64,10 +66,10 @@ class Observation(Row):
     tokens: list[int]
     # The segment that each prefix ends with.
     places: list[int]
-    # The letter of that segment (`prompt/names.py`).
+    # The letter of that segment, for each prefix (`prompt/names.py`).
     kinds: str
-    # The positions that a breakpoint walks from the prefix before. 0 inside a run of calls or
-    # results, and in OpenAI's dialects.
+    # For each prefix: how many positions it is behind the prefix before it. It is 0 inside a run of
+    # calls or of results, and in OpenAI's dialects.
     steps: list[int]
     # The whole prompt's tokens.
     total: int
@@ -88,8 +90,8 @@ class Observation(Row):
 
     @property
     def ends(self) -> tuple[int, int]:
-        """Where markers behind the last answer and behind the last block stand, -1 for nowhere.
-        Every way of marking a conversation asks for them."""
+        """The prefixes for a marker before the last answer and for one at the last block; -1 for
+        none. They are kept, because every way of marking a conversation asks for them."""
         if self._ends is None:
             self._ends = self.carrier(self.answer), self.carrier(len(self.places) - 1)
         return self._ends
@@ -107,13 +109,14 @@ class Observation(Row):
 
     @property
     def segments(self) -> list[Segment]:
-        """The sketched segments. Few turns are compared, so they are read when first asked for."""
+        """The sketched segments. They are unpacked on first use, because few turns are compared."""
         if self._segments is None:
             self._segments = _segments(self)
         return self._segments
 
     def pieces_of(self, segment: int) -> tuple[bytes, ...]:
-        """The pieces of one sketched segment, without reading the others; empty without any."""
+        """The pieces of one sketched segment, empty if it has none. Other segments are not
+        unpacked."""
         pieces = () if self.sketch is None else self.sketch.pieces
         return split_pieces(next((packed for at, packed in pieces if at == segment), b""))
 
@@ -127,30 +130,30 @@ class Observation(Row):
         return -1
 
     def carrier(self, place: int) -> int:
-        """The last prefix up to this place at which a marker may stand; -1 where there is none."""
+        """The last prefix up to this place that may have a marker; -1 where there is none."""
         while place >= 0 and self.kinds[place].lower() == THINKING:
             place -= 1
         return place
 
 
-def observe(row: Row, printed: Fingerprint) -> Observation | None:
+def observe(row: Row, fingerprint: Fingerprint) -> Observation | None:
     """The observation of a turn; None where its fingerprint is of an earlier version."""
-    if printed.rule != NAMES_RULE:
+    if fingerprint.rule != NAMES_RULE:
         return None
-    if not printed.points or len(printed.kinds) != len(printed.points):
+    if not fingerprint.points or len(fingerprint.kinds) != len(fingerprint.points):
         return None
-    points = printed.points
-    tokens = printed.tokens
-    kinds = printed.kinds
+    points = fingerprint.points
+    tokens = fingerprint.tokens
+    kinds = fingerprint.kinds
     if CHUNK in kinds:
-        ends = [n for n, kind in enumerate(kinds) if kind != CHUNK]
-        points = [points[n] for n in ends]
-        tokens = [tokens[n] for n in ends] if tokens else []
-        kinds = "".join(kinds[n] for n in ends)
-    total = printed.num_tokens or points[-1].num_bytes // _BYTES_PER_TOKEN
+        ends = [place for place, kind in enumerate(kinds) if kind != CHUNK]
+        points = [points[place] for place in ends]
+        tokens = [tokens[place] for place in ends] if tokens else []
+        kinds = "".join(kinds[place] for place in ends)
+    total = fingerprint.num_tokens or points[-1].num_bytes // _BYTES_PER_TOKEN
     is_estimated = not tokens or not all(tokens)
     if is_estimated:
-        # Lengths are estimated by bytes where an engine did not report tokens.
+        # Where an engine did not report a length, it is estimated by bytes.
         token_counts = tokens
         tokens = []
         before = 0
@@ -162,11 +165,15 @@ def observe(row: Row, printed: Fingerprint) -> Observation | None:
     places = [point.segment for point in points]
     marks: list[Mark] = []
     unheld: frozenset[int] = frozenset()
-    if printed.marks:
-        at = {segment: place for place, segment in enumerate(places)}
-        marks = [(at[segment], ttl) for segment, ttl in printed.marks if segment in at]
-        unheld = frozenset(at[segment] for segment in printed.unheld if segment in at)
-    head = printed.num_tools + printed.num_system
+    if fingerprint.marks:
+        place_of = {segment: place for place, segment in enumerate(places)}
+        marks = [
+            (place_of[segment], ttl) for segment, ttl in fingerprint.marks if segment in place_of
+        ]
+        unheld = frozenset(
+            place_of[segment] for segment in fingerprint.unheld if segment in place_of
+        )
+    head = fingerprint.num_tools + fingerprint.num_system
     answer_places = (
         place
         for place in range(len(kinds) - 1, -1, -1)
@@ -182,21 +189,21 @@ def observe(row: Row, printed: Fingerprint) -> Observation | None:
         kinds=kinds,
         steps=[0] * len(places) if row.dialect in _OPENAI else _steps(places, kinds),
         total=max(total, tokens[-1]),
-        num_tools=printed.num_tools,
-        num_system=printed.num_system,
+        num_tools=fingerprint.num_tools,
+        num_system=fingerprint.num_system,
         marks=marks,
         answer=next(answer_places, 0) - 1,
-        sketch=printed.sketch,
-        tokens_per_byte=total / max(printed.num_bytes, 1),
+        sketch=fingerprint.sketch,
+        tokens_per_byte=total / max(fingerprint.num_bytes, 1),
         is_estimated=is_estimated,
         unheld=unheld,
     )
 
 
 def _steps(places: Sequence[int], kinds: str) -> list[int]:
-    """How many positions each prefix is behind the one before it.
+    """How many positions each prefix is behind the prefix before it.
 
-    Between prefixes that are not neighbours every segment counts as one.
+    If the two are not neighbours, each segment between them counts as one position.
     """
     if places[-1] == len(places) - 1 and CALL not in kinds and RESULT not in kinds:
         return [1] * len(places)
@@ -222,12 +229,12 @@ def _segments(turn: Observation) -> list[Segment]:
     for index, (content, size) in enumerate(zip(turn.segment_digests, sketch.sizes, strict=True)):
         before = tokens.get(index - 1)
         after = tokens.get(index)
-        is_told = before is not None and after is not None
+        is_known = before is not None and after is not None
         packed = pieces.get(index, b"")
         segments.append(
             Segment(
                 content,
-                (after or 0) - (before or 0) if is_told else round(size * turn.tokens_per_byte),
+                (after or 0) - (before or 0) if is_known else round(size * turn.tokens_per_byte),
                 unordered.get(index),
                 split_pieces(packed),
             )

@@ -1,6 +1,7 @@
 """Advice on a pasted request: JSON of any dialect, or a curl command. Pure.
 
-The dialect's own decoder reads the request, so the model APIs refuse whatever is refused here.
+The dialect's own decoder reads the request. So a request that is refused here would be refused by
+the model APIs, too.
 Token counts are estimated from bytes.
 """
 
@@ -67,8 +68,8 @@ _SUSPECTS = {
         rf"|\b\d{{1,2}} (?:{_MONTHS}) 20\d\d\b"
     ),
 }
-# A part of a shell's word: in single quotes, in double quotes, or unquoted. White space ends a
-# word.
+# A part of a shell's word, or white space, which ends a word. A part is in single quotes, in double
+# quotes, or unquoted.
 _SHELL_PART = re.compile(
     r"'(?P<plain>[^']*)'"
     r'|"(?P<quoted>(?:[^"\\]++|\\.)*+)"'
@@ -76,7 +77,8 @@ _SHELL_PART = re.compile(
     r"|(?P<end>\s++)",
     re.DOTALL,
 )
-# What a backslash escapes. In double quotes it stands for itself before any other character.
+# A backslash with what it escapes. In double quotes a backslash before any other character stands
+# for itself.
 _ESCAPES = {
     "bare": re.compile(r"\\(.)", re.DOTALL),
     "quoted": re.compile(r'\\(["\\])'),
@@ -92,15 +94,15 @@ class Pasted:
 
     dialect: PastedDialect
     body: dict[str, Any]
-    # Without the request's markers where these break a rule.
+    # The request's plan. If the markers break a rule, it is the plan without them.
     plan: Plan
-    # The rule that the markers break.
+    # The message about the rule that the markers break; None where they break none.
     broken: str | None = None
 
 
 def read(source: Any, dialect: PastedDialect | None = None) -> Pasted:
-    """Read a request from a text or a JSON object. Without a `dialect` it is found by the curl
-    command's URL, else by the fields. Raise InvalidRequest for what can't be read."""
+    """Read a request from a text or a JSON object. Without `dialect` the curl command's URL decides
+    the dialect, or else the body's fields. Raise InvalidRequest for what can't be read."""
     url = ""
     if isinstance(source, str):
         if len(source) > MAX_CHARACTERS:
@@ -152,7 +154,7 @@ def observation_of(
 
 
 def marked(pasted: Pasted, places: Mapping[int, str]) -> dict[str, Any] | None:
-    """The body with a marker of the TTL on each segment in `places`, and no other markers.
+    """The body with markers at these segments alone. `places` has the TTL of each by segment.
 
     None where the dialect has no markers, or where a segment has no place for one.
     """
@@ -166,8 +168,8 @@ def marked(pasted: Pasted, places: Mapping[int, str]) -> dict[str, Any] | None:
 
 
 def as_messages(pasted: Pasted) -> dict[str, Any] | None:
-    """The request's content as a body of the Messages API; None where it has more than texts and
-    tools. Only a body of that API keeps its markers."""
+    """The request's content as a body of the Messages API. None where it has more than texts and
+    tools. A request in that dialect keeps its markers, and others lose them."""
     if pasted.dialect == "messages":
         return pasted.body
     prompt = pasted.plan.prompt
@@ -219,8 +221,8 @@ def _mark(body: dict[str, Any], path: str, ttl: str) -> bool:
 
 
 def shell_words(text: str) -> list[str]:
-    """Split as `shlex.split` does, in time linear in the text. `shlex` copies a word for each of
-    its characters. Raise InvalidRequest where quotes do not match."""
+    """Split a text as `shlex.split` does, in time linear in the text. (`shlex` copies a whole word
+    for each of its characters.) Raise InvalidRequest where quotes do not match."""
     words: list[list[str]] = []
     at = 0
     is_open = False
@@ -369,7 +371,7 @@ def advise_request(pasted: Pasted, turn: Observation, min_tokens: int) -> Reques
 
 
 def _marker_findings(pasted: Pasted, turn: Observation, min_tokens: int) -> list[Finding]:
-    """Findings on the request's markers: they break a rule, or mark too short a prefix."""
+    """Findings on markers that break a rule, or that mark too short a prefix."""
     findings = []
     if pasted.broken is not None:
         findings.append(
@@ -400,7 +402,7 @@ def _marker_findings(pasted: Pasted, turn: Observation, min_tokens: int) -> list
 
 
 def _unmarked_finding(pasted: Pasted, turn: Observation, place: int) -> Finding:
-    """The finding on a request without markers. `place` is the prefix to mark at its end."""
+    """The finding on a request without markers. The prefix at `place` is the one to mark."""
     tokens = turn.tokens[place]
     return Finding(
         kind="unmarked",
@@ -415,16 +417,14 @@ def _unmarked_finding(pasted: Pasted, turn: Observation, place: int) -> Finding:
     )
 
 
-def with_own_paths(advice: StreamAdvice, read: Sequence[Pasted]) -> StreamAdvice:
-    """The advice with each finding's path in the spelling of its request's dialect.
-
-    `read` has the requests of the stream, in order.
-    """
+def with_own_paths(advice: StreamAdvice, requests: Sequence[Pasted]) -> StreamAdvice:
+    """The advice with each finding's path as the request's own dialect spells it. `requests` has
+    all pasted requests, in order."""
     findings = []
     for finding in advice.findings:
         section, _, index = finding.path.partition(".")
         if index and finding.turns:
-            plan = read[int(finding.turns[0][len("requests[") : -1])].plan
+            plan = requests[int(finding.turns[0][len("requests[") : -1])].plan
             start = {"tools": 0, "system": len(plan.prompt.tools)}.get(
                 section, len(plan.prompt.tools) + len(plan.prompt.system)
             )
@@ -437,15 +437,19 @@ def with_own_paths(advice: StreamAdvice, read: Sequence[Pasted]) -> StreamAdvice
 def _suspects(pasted: Pasted, turn: Observation, min_tokens: int) -> Iterator[Finding]:
     """Findings on texts that look as if they changed from request to request.
 
-    The texts of tools and of system blocks are searched, and those of the first message where
-    others follow.
+    The texts of tools and of system blocks are searched. The first message is searched, too, if
+    other messages follow it.
     """
     count = 0
     prompt = pasted.plan.prompt
     first = prompt.messages[0].parts if len(prompt.messages) > 1 else ()
     texts = [(index, tool.description or "") for index, tool in enumerate(prompt.tools)]
     texts += [(turn.num_tools + index, block.text) for index, block in enumerate(prompt.system)]
-    texts += [(turn.head + n, p.text) for n, p in enumerate(first) if isinstance(p, TextPart)]
+    texts += [
+        (turn.head + index, part.text)
+        for index, part in enumerate(first)
+        if isinstance(part, TextPart)
+    ]
     for segment, text in texts:
         place = turn.prefix_at(segment)
         if place < 0:

@@ -1,8 +1,8 @@
 """Ways to place markers, and the breakpoints that each gives a turn. Pure.
 
-A way says where by the request's own structure, as a client can follow it: behind the tools, behind
-a system block, behind a message block, behind the prompt before the last answer, behind the last
-block. The ways of a conversation are those of automatic caching (`prompt/plan.py`).
+A way names places of the request's own structure, so that a client can follow it: behind the tools,
+behind a system block, behind a message block, behind the prompt before the last answer, behind the
+last block. The ways of a conversation are those of automatic caching (`prompt/plan.py`).
 """
 
 from collections import Counter
@@ -14,9 +14,10 @@ from gateway.advice.observation import Mark, Observation
 from gateway.structs.misses import Section
 
 _HOUR_MS = 3_600_000
-# The message blocks behind which a shared beginning of messages may end.
+# A shared beginning ends at the latest behind this many message blocks.
 _SHARED_BLOCKS = 8
-# A place is taken for the shared beginning where so many more tokens come again than at the head.
+# A place in the messages ends the shared beginning if more than this many times the head's tokens
+# come again there.
 _DEEPER = 1.05
 
 
@@ -28,7 +29,7 @@ class Place:
     index: int
 
     def prefix_in(self, turn: Observation) -> int:
-        """The place among the turn's prefixes, -1 where the turn has no such block."""
+        """The number of the prefix that ends here, -1 where the turn has no such block."""
         match self.section:
             case "tools":
                 start = 0
@@ -46,20 +47,24 @@ class Place:
 
     @property
     def path(self) -> str:
-        """The path of the block, as errors name blocks; a section alone is its end."""
+        """The path of the block, as errors name blocks. A section alone means its end."""
         return self.section if self.index < 0 else f"{self.section}.{self.index}"
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`shared` is the end of what requests share, `talk` marks the conversation as it grows."""
+    """One way to place markers."""
 
     name: str
+    # The end of what requests share.
     shared: Place | None = None
+    # The TTL of the marker at that end; None for no marker there.
     shared_ttl: Ttl | None = None
+    # The TTL of the markers along the conversation as it grows; None for none.
     talk_ttl: Ttl | None = None
 
     def marks(self, turn: Observation) -> list[Mark]:
+        """The breakpoints of a turn, in order of the prompt. Longer TTLs come first."""
         ttls: dict[int, Ttl] = {}
         if self.shared is not None and self.shared_ttl is not None:
             ttls[self.shared.prefix_in(turn)] = self.shared_ttl
@@ -71,7 +76,8 @@ class Placement:
         if len(marks) < 2:
             return marks
         marks.sort()
-        # A shared end may lie behind the answer's: the longer TTL has to come first.
+        # The shared end may lie behind the marker before the answer. Longer TTLs must come first.
+        # So a breakpoint before one with a longer TTL gets that TTL.
         longest = marks[-1][1]
         for number in range(len(marks) - 1, -1, -1):
             if outlives(marks[number][1], longest):
@@ -98,31 +104,37 @@ def placements_for(turns: Sequence[Observation]) -> list[Placement]:
 
 
 def shared_ends(turns: Sequence[Observation]) -> tuple[Place | None, Place | None]:
-    """Where what requests share ends: within tools and system prompt, and in the messages if more
-    comes again there. None where nothing comes again within an hour.
+    """Two ends of what requests share: one within tools and system prompt, and one in the messages
+    if more tokens come again there. None for an end where nothing comes again within an hour.
     """
-    # For each place the tokens of prefixes that came again there within an hour.
+    # For each section and index: the tokens of prefixes that came again there within an hour.
     counts: Counter[tuple[Section, int]] = Counter()
-    seen: dict[bytes, int] = {}
+    # The time of the latest turn with each prefix.
+    seen_ms: dict[bytes, int] = {}
     for turn in turns:
         now = turn.at_ms
         start = turn.head
         tools = turn.num_tools
-        # What follows the first message is this conversation's own, and the end of the request is
-        # no place to share.
+        # What follows the first message belongs to this conversation alone. The end of the request
+        # is no place to share.
         end = len(turn.places) - 1
         if turn.answer >= 0:
-            begun = zip(turn.places, turn.kinds, strict=True)
-            later = (n for n, (at, kind) in enumerate(begun) if at > start and kind.isupper())
-            end = min(next(later, end), end)
+            blocks = zip(turn.places, turn.kinds, strict=True)
+            # An upper-case letter begins a message.
+            message_begins = (
+                place
+                for place, (segment, kind) in enumerate(blocks)
+                if segment > start and kind.isupper()
+            )
+            end = min(next(message_begins, end), end)
         for place in range(max(tools - 1, 0), end):
             segment = turn.places[place]
             digest = turn.digests[place]
             if segment >= start + _SHARED_BLOCKS:
                 break
-            before = seen.get(digest)
-            seen[digest] = now
-            if before is None or now - before > _HOUR_MS:
+            before_ms = seen_ms.get(digest)
+            seen_ms[digest] = now
+            if before_ms is None or now - before_ms > _HOUR_MS:
                 continue
             if segment >= start:
                 counts["messages", segment - start] += turn.tokens[place]
@@ -130,14 +142,18 @@ def shared_ends(turns: Sequence[Observation]) -> tuple[Place | None, Place | Non
                 counts["system", segment - tools] += turn.tokens[place]
             elif segment == tools - 1:
                 counts["tools", -1] += turn.tokens[place]
-    again = {Place(section, index): tokens for (section, index), tokens in counts.items()}
-    heads = {place: n for place, n in again.items() if place.section != "messages"}
+    shared = {Place(section, index): tokens for (section, index), tokens in counts.items()}
+    heads = {place: tokens for place, tokens in shared.items() if place.section != "messages"}
     head = max(heads, key=lambda place: heads[place], default=None)
     least = _DEEPER * heads[head] if head is not None else 0
-    deeper = {p: n for p, n in again.items() if p.section == "messages" and n > least}
-    shared = max(deeper, key=lambda place: deeper[place], default=None)
-    # The end of the system prompt, where the place is that in every turn.
+    in_messages = {
+        place: tokens
+        for place, tokens in shared.items()
+        if place.section == "messages" and tokens > least
+    }
+    deeper = max(in_messages, key=lambda place: in_messages[place], default=None)
+    # If the place is the end of the system prompt in every turn, it is named as that.
     if head is not None and head.section == "system":
         if all(turn.num_system == head.index + 1 for turn in turns):
             head = Place("system", -1)
-    return head, shared
+    return head, deeper

@@ -67,7 +67,7 @@ _FAULTS: dict[FaultKind, tuple[str, str]] = {
         "Append only, and cut the history rarely and by much.",
     ),
 }
-"""For each kind of fault: what happens, and what to change."""
+"""For each kind of fault: what happens, and how to change it."""
 _TIMED = ("date", "hour", "minute", "nonce")
 # What to change where the fault is in a message. That may be the last user message itself.
 _BEHIND = "Put it behind what stays the same, in a block of its own, or leave it out."
@@ -97,10 +97,10 @@ class _Marking(NamedTuple):
 
 
 def advise_stream(turns: Sequence[Observation], min_tokens: int) -> StreamAdvice:
-    """Compare the ways to mark these turns, and find what else would have saved.
+    """Compare the ways to mark these turns, and find what else would have saved tokens.
 
-    There must be at least one turn. Each way is computed for a cache that loses nothing, and so are
-    the markers as sent. `saves` is the difference of the two.
+    There must be at least one turn. The costs of each way and of the markers as sent are computed
+    for a cache that loses nothing. `saves` is the difference between the two.
     """
     first = turns[0]
     observed = Sums()
@@ -159,7 +159,7 @@ def _marking(
     before = cost(as_sent)
     least = min(cost(sums) for _, sums in tried)
     over = f"over {counted(len(turns), 'request')}"
-    # The simplest way that costs hardly more than the cheapest.
+    # The first way, the simplest one, that costs hardly more than the cheapest.
     best, sums = next(way for way in tried if cost(way[1]) <= least * (1 + LEAST_GAIN / 2))
     if before - cost(sums) <= LEAST_GAIN * before:
         next_best = None
@@ -206,7 +206,7 @@ def _outcome(name: str, sums: Sums, saves: Amount | None) -> Outcome:
         multiples=round(sums.multiples, 1),
         nano=sums.nano,
         saves=saves,
-        **{written: getattr(sums.usage, written) for written in WRITE_FIELDS.values()},
+        **{field: getattr(sums.usage, field) for field in WRITE_FIELDS.values()},
     )
 
 
@@ -219,20 +219,20 @@ def prefill_rate(turns: Sequence[Observation]) -> float | None:
 
 
 def amount(before: Sums, after: Sums, rate: float | None) -> Amount:
-    """What `after` saves against `before`; `rate` is in seconds of prefill per token."""
-    paid = before.nano
-    pays = after.nano
+    """What `after` saves against `before`. `rate` is in seconds of prefill per token."""
+    nano_before = before.nano
+    nano_after = after.nano
     tokens = before.usage.computed_tokens - after.usage.computed_tokens
     return Amount(
         tokens=tokens,
         multiples=round(before.multiples - after.multiples, 1),
-        nano=None if paid is None or pays is None else paid - pays,
+        nano=None if nano_before is None or nano_after is None else nano_before - nano_after,
         prefill_seconds=None if rate is None else round(tokens * rate, 3),
     )
 
 
 def _simulated(turns: Sequence[Observation], way: Placement | None, min_tokens: int) -> Sums:
-    """What the turns cost with the markers of `way`. None: with the markers as sent."""
+    """What the turns cost with the markers of `way`. With None they have the markers as sent."""
     cache = Cache(min_tokens)
     for turn in turns:
         cache.take(turn, turn.marks if way is None else way.marks(turn))
@@ -240,10 +240,10 @@ def _simulated(turns: Sequence[Observation], way: Placement | None, min_tokens: 
 
 
 def _policy(way: Placement, turns: Sequence[Observation]) -> Policy | None:
-    """The policy that sets the same breakpoints; None where there is none.
+    """The policy that sets the same breakpoints. None where no policy does.
 
-    Anthropic's dialect has markers of its own instead. A policy can mark the end of the system
-    prompt, and no other end of what requests share.
+    In Anthropic's dialect clients set markers, and no policy is advised. Of the ends of what
+    requests share a policy can mark only the end of the system prompt.
     """
     if any(turn.dialect == _ANTHROPIC for turn in turns):
         return None
@@ -263,10 +263,8 @@ def _policy(way: Placement, turns: Sequence[Observation]) -> Policy | None:
 def _findings(
     turns: Sequence[Observation], min_tokens: int, as_sent: Sums, rate: float | None
 ) -> list[Finding]:
-    """Findings on what breaks prefixes, and on markers that do nothing.
-
-    Such a marker's prefix is shorter than the minimum, or never comes again.
-    """
+    """Findings on what breaks prefixes, and on markers that do nothing: their prefixes are shorter
+    than the minimum, or never come again."""
     rates = turns[0].rates
     findings = [_fault_finding(fault, rates, rate) for fault in find_faults(turns)[:_MAX_FINDINGS]]
     marked = [turn for turn in turns if turn.marks]
@@ -339,18 +337,19 @@ def _prewarm(
 ) -> Prewarm:
     """Whether pre-warms would have paid.
 
-    A pre-warm is a request sent ahead of racing turns. It writes what the first of them would have
-    written, and all of them read it. The savings are against the `chosen` markers. A pre-warm may
-    need the markers of another one of the `ways`. `rate` is in seconds of prefill per token.
+    Turns race when one writes what another is still writing. A pre-warm is a request that is sent
+    before them and writes it, so that all of them read it. The savings are against the `chosen`
+    markers. A pre-warm may need the markers of another one of the `ways`. `rate` is in seconds of
+    prefill per token.
     """
 
-    def spared(sums: Sums) -> float:
-        """What pre-warms before the races would have saved, in prices of input tokens."""
+    def worth(sums: Sums) -> float:
+        """What pre-warms would have saved before the races, in prices of input tokens."""
         return max(sums.raced * 1.15 - sums.first_raced * 0.1, 0.0)
 
-    way, best = min(ways, key=lambda candidate: candidate[1].multiples - spared(candidate[1]))
-    saved = chosen.multiples - (best.multiples - spared(best))
-    pays = spared(best) > 0 and saved > LEAST_GAIN * chosen.multiples
+    way, best = min(ways, key=lambda candidate: candidate[1].multiples - worth(candidate[1]))
+    saved = chosen.multiples - (best.multiples - worth(best))
+    pays = worth(best) > 0 and saved > LEAST_GAIN * chosen.multiples
     rates = turns[0].rates
     nano = None
     outcome = best if pays else chosen
@@ -385,6 +384,6 @@ def _prewarm(
 
 
 def _spread(turns: Sequence[Observation]) -> list[str]:
-    """Some of the turns, from the whole range."""
+    """The ids of some of the turns, spread over all of them."""
     step = max(1, len(turns) // _MAX_TURNS_NAMED)
     return [turn.id for turn in turns[::step]][:_MAX_TURNS_NAMED]

@@ -15,13 +15,13 @@ from gateway.structs.usage import PrefixReport, Totals
 MAX_LINES = 6
 _MAX_OF_A_KIND = 2
 MIN_TURNS = 20
-"""The fewest requests that say enough about a week to give a line."""
+"""The fewest requests of a group that give a line."""
 _MAX_TURNS_NAMED = 5
 _LEAST_LOSS = 0.01
 _ABOUT_THE_SAME = 0.01
 _OF_KEYS = "keys"
 _SOURCES = ("unpaid", "ttl", _OF_KEYS)
-"""What lines are about. Of two sources that save about the same, the first one's lines stay."""
+"""Where lines come from. If two sources save about the same, the lines of the first one stay."""
 _TTL_WORDS: dict[Ttl, str] = {"5m": "5-minute", "1h": "1-hour"}
 
 
@@ -31,10 +31,10 @@ def summary_lines(
     spent: Mapping[str, Totals],
     keys: Mapping[str, str],
 ) -> tuple[list[SummaryLine], int]:
-    """The lines that are worth most, the dearest first, and the number of lines left out.
+    """The lines that save most, in this order, and the number of lines that are left out.
 
-    `spent` has the sums by workspace, and `keys` the names of keys by id. At most two lines are of
-    one kind.
+    At most MAX_LINES are chosen, and at most two of one kind. `spent` has the sums by workspace,
+    and `keys` has the names of keys by id.
     """
     lines = _ttl_lines(prefixes)
     lines += _unpaid_lines(spent)
@@ -54,7 +54,7 @@ def summary_lines(
 
 def _ttl_lines(prefixes: Sequence[PrefixReport]) -> list[SummaryLine]:
     """A line for each TTL that would have made prefixes cheaper. Prefixes with unknown costs are
-    left out, and so are those with the better TTL."""
+    left out, and so are prefixes that have the better TTL already."""
     lines: list[SummaryLine] = []
     for ttl in _TTL_WORDS:
         cheaper = [
@@ -100,8 +100,8 @@ def _saved_multiples(ttl: Ttl, prefix: PrefixReport) -> float:
 
 
 def _unpaid_lines(spent: Mapping[str, Totals]) -> list[SummaryLine]:
-    """A line for each workspace whose writes cost more than its reads saved. The loss is in input
-    tokens and, where all turns have prices, in money."""
+    """A line for each workspace whose writes cost more than its reads saved. The loss is in prices
+    of input tokens. If all turns have prices, it is in money, too."""
     lines: list[SummaryLine] = []
     for workspace, sums in spent.items():
         loss = sums.write_premium - sums.cache_read_tokens * 0.9
@@ -129,15 +129,15 @@ def _unpaid_lines(spent: Mapping[str, Totals]) -> list[SummaryLine]:
 
 
 def _lines(stream: StreamAdvice, keys: Mapping[str, str]) -> Iterator[SummaryLine]:
-    """The lines of one stream: its verdict, its dearest other finding, and its pre-warm."""
+    """The lines of one stream: on its verdict, its dearest other finding, and its pre-warm."""
     about = f"Workspace {stream.workspace}, key {keys.get(stream.key, stream.key)}"
     about += f" with {stream.model}"
     fix = stream.fix
     if fix is not None:
-        # A near-duplicate's text names its workspace itself, and may be about several keys.
+        # The text of a near-duplicate names its workspace. It may be about several keys.
         text = stream.text if stream.is_near else f"{about}, {fix.path}: {stream.text}"
-        # Where near-duplicates differ in the fix's block, the fix saves as much as they would. That
-        # is more than the finding alone, so the line has the stream's `saves`.
+        # If near-duplicates differ in the fix's block, the fix saves more than its finding says. So
+        # the line has the stream's `saves`.
         yield _line(stream, "fault", text, stream.saves, fix)
     elif stream.verdict != "leave":
         kind: LineKind = "prewarm" if stream.verdict == "prewarm" else "markers"
@@ -160,7 +160,7 @@ def _line(
     worth: Amount | Finding,
     turns: Finding | StreamAdvice,
 ) -> SummaryLine:
-    """A line with the worth of `worth` and the turns of `turns`."""
+    """A line that saves what `worth` says, and names the turns of `turns`."""
     return SummaryLine(
         kind=kind,
         text=text,
@@ -175,7 +175,7 @@ def _line(
 
 
 def _merged(lines: Iterable[SummaryLine]) -> list[SummaryLine]:
-    """Each finding once: lines with the same sentence are added up.
+    """Add up lines that have the same sentence, and leave out lines about the same tokens.
 
     Lines about a whole workspace and lines about its keys are about the same tokens. So a workspace
     keeps only the lines of the source that saves most.

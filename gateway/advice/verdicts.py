@@ -1,9 +1,9 @@
 """One verdict for each group of requests: the advice that saves most. Pure.
 
-Advice that contradicts the verdict is left out. Markers, faults and near-duplicates are found
-separately, each with what it alone would have saved. "Mark nothing" contradicts every fault, since
-a fault's tokens are read only where something is marked. "Leave as it is" contradicts every fault
-too. A prefix that several keys send in versions contradicts both.
+Markers, faults and near-duplicates are judged separately, each by what it alone would have saved.
+Advice that contradicts the verdict is left out. "Mark nothing" contradicts every fault, because a
+fault's tokens are read only where something is marked. "Leave as it is" contradicts every fault,
+too. A near-duplicate contradicts both.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,8 +17,8 @@ LEAST_GAIN = 0.01
 
 
 def decided(advice: StreamAdvice) -> StreamAdvice:
-    """The advice with what saves most as its verdict. It comes with the verdict on its markers, and
-    with all findings."""
+    """The advice with what saves most as its verdict. `advice` has the verdict on its markers and
+    all findings."""
     findings = [finding for finding in advice.findings if _is_worth_words(finding, advice)]
     advice = _with_prewarm(replace(advice, findings=findings))
     faults = [finding for finding in findings if finding.kind not in _OF_MARKERS]
@@ -36,7 +36,7 @@ def decided(advice: StreamAdvice) -> StreamAdvice:
 
 
 def following(advice: StreamAdvice, fix: Finding, saves: Amount) -> StreamAdvice:
-    """The advice with a fix as its verdict, which `saves` so much of this stream."""
+    """The advice with a fix as its verdict. The fix `saves` so much in this stream."""
     others = [
         finding
         for finding in advice.findings
@@ -59,25 +59,26 @@ def following(advice: StreamAdvice, fix: Finding, saves: Amount) -> StreamAdvice
 def reconciled(
     streams: Iterable[StreamAdvice], near: Iterable[NearDuplicate]
 ) -> tuple[list[StreamAdvice], list[NearDuplicate]]:
-    """The streams and the near-duplicates that go together, the dearest of these first.
+    """The streams, and the near-duplicates that do not contradict them, the dearest first.
 
-    A near-duplicate is the verdict of the streams that have it where it saves more than all that it
-    contradicts; elsewhere it is left out.
+    A near-duplicate is left out unless it saves more than all verdicts together that it
+    contradicts. It becomes the verdict of those streams, and of the streams where it saves more
+    than their verdict.
     """
     decisions = list(streams)
     kept: list[NearDuplicate] = []
     for finding in sorted(near, key=_order, reverse=True):
-        having = [
+        affected = [
             number
             for number, stream in enumerate(decisions)
             if (stream.workspace, stream.model) == (finding.workspace, finding.model)
             and finding.by_key.get(stream.key, _NOTHING).multiples > 0
         ]
-        against = [number for number in having if _is_against(decisions[number], finding)]
+        against = [number for number in affected if _is_against(decisions[number], finding)]
         if gain_over(finding, total([decisions[number].saves for number in against])) <= 0:
             continue
         kept.append(finding)
-        for number in having:
+        for number in affected:
             stream = decisions[number]
             part = finding.by_key[stream.key]
             if number in against or gain_over(part, stream.saves) > 0:
@@ -94,7 +95,7 @@ def gain_over(candidate: Amount | Finding, other: Amount | Finding) -> float:
 
 
 def total(amounts: Sequence[Amount]) -> Amount:
-    """The sum. Money and time are known where all of them are."""
+    """The sum of the amounts. Its money and its time are None if those of any amount are."""
     nanos = [amount.nano for amount in amounts if amount.nano is not None]
     seconds = [amount.prefill_seconds for amount in amounts if amount.prefill_seconds is not None]
     return Amount(
@@ -110,10 +111,11 @@ _OF_MARKERS = ("changing_end", "too_short")
 
 
 def _with_prewarm(advice: StreamAdvice) -> StreamAdvice:
-    """A pre-warm is the verdict where it goes with other markers, or saves more than they do."""
+    """The advice with a pre-warm as its verdict, if the pre-warm pays and needs other markers, or
+    saves more than the advised markers."""
     prewarm = advice.prewarm
-    goes_along = advice.verdict == "mark" and prewarm.markers == advice.markers
-    if not prewarm.pays or (goes_along and gain_over(prewarm.saves, advice.saves) <= 0):
+    has_same_markers = advice.verdict == "mark" and prewarm.markers == advice.markers
+    if not prewarm.pays or (has_same_markers and gain_over(prewarm.saves, advice.saves) <= 0):
         return advice
     where = ", ".join(f"{marker.place} ({marker.ttl})" for marker in prewarm.markers)
     return replace(
@@ -121,15 +123,16 @@ def _with_prewarm(advice: StreamAdvice) -> StreamAdvice:
         verdict="prewarm",
         text=f"{prewarm.text} Mark {where} for it." if where else prewarm.text,
         markers=prewarm.markers,
-        policy=advice.policy if goes_along else None,
+        policy=advice.policy if has_same_markers else None,
         next_best=None,
         saves=total([advice.saves, prewarm.saves]),
     )
 
 
 def _with_near(stream: StreamAdvice, near: NearDuplicate, part: Amount) -> StreamAdvice:
-    """A fault and a near-duplicate in one block are the same finding. The fault stays, because it
-    names the stream's own turns."""
+    """The advice of a stream with a near-duplicate as its verdict. `part` is what it saves in this
+    stream. If the stream has a fault in the same block, both are the same finding. Then the fault
+    is the verdict, because it names the stream's own turns."""
     faults = [finding for finding in stream.findings if _same(finding, near)]
     fault = max(faults, key=_order, default=None)
     if fault is not None:
@@ -157,15 +160,15 @@ def _with_near(stream: StreamAdvice, near: NearDuplicate, part: Amount) -> Strea
 
 
 def _is_against(stream: StreamAdvice, near: NearDuplicate) -> bool:
-    """Whether the verdict contradicts that the prefixes get one name, or says the same of one key's
-    requests alone."""
+    """Whether the verdict contradicts the near-duplicate, or says the same of one key's requests
+    alone."""
     if stream.fix is not None:
         return _same(stream.fix, near)
     return stream.verdict in ("leave", "unmark")
 
 
 def _same(finding: Finding, other: Finding) -> bool:
-    """Whether both are about the same block. A finding about the order of tools is about all."""
+    """Whether both are about the same block. A finding on the path `tools` is about all tools."""
     if finding.path == "tools" or other.path == "tools":
         return finding.path.partition(".")[0] == other.path.partition(".")[0]
     return finding.path == other.path

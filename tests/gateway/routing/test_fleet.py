@@ -26,7 +26,7 @@ async def test_a_refused_name_is_called_by_itself_also_if_discovery_gave_it() ->
             Supervisor(),
             ModelIds(None, lambda: datetime.now(UTC)),
         )
-        with pytest.raises(InvalidRequest, match="url: another engine has the name `pod-0` already"):
+        with pytest.raises(InvalidRequest, match="another engine has the name `pod-0` already"):
             await fleet.add("http://127.0.0.1:2", "pod-0")
         with pytest.raises(InvalidRequest, match="url: `pod 0` can't be an engine's name"):
             await fleet.add("http://127.0.0.1:2", "pod 0")
