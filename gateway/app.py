@@ -85,8 +85,8 @@ _SETTLE_SECONDS = 3.0
 def create_app(
     settings: Settings, *, clock: Clock | None = None, image_hosts: ImageHosts | None = None
 ) -> Litestar:
-    """The gateway's application. `clock` and `image_hosts` replace the real ones in tests. The
-    start fails with a GatewayError, which the state keeps as `start_failure`."""
+    """The gateway's application. `clock` and `image_hosts` replace the real ones in tests. If the
+    start fails with a GatewayError, the state keeps its message as `start_failure`."""
     clock = clock or Clock()
     image_hosts = image_hosts or ImageHosts(settings.tuning.image_hosts)
     catalogue = load_catalogue(settings.models, claude_alias=settings.claude_alias)
@@ -179,7 +179,7 @@ def _base(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stores:
-    """The database, and what is kept of it in memory."""
+    """The database, and the parts that keep some of it in memory."""
 
     ledgers: Ledgers
     keys: Keys
@@ -191,7 +191,7 @@ class _Stores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Books:
-    """What brings a turn's record to its end and into the database."""
+    """The parts that bring a turn's record to its end and into the database."""
 
     journal: Journal
     billing: Billing

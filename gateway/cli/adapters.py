@@ -1,4 +1,4 @@
-"""python -m gateway adapters: which are on the engines of HOLDFAST_ENGINES, and how they change"""
+"""python -m gateway adapters: lists, loads and unloads adapters of the engines"""
 
 import argparse
 import asyncio
@@ -55,8 +55,8 @@ async def _unload(_settings: Settings, engine: Engine, name: str) -> None:
 
 
 async def _change(settings: Settings, options: argparse.Namespace) -> list[Engine]:
-    """Make the change, and return the engines as they are then. Raise NotFound for an unknown
-    engine."""
+    """Make the change, and return the engines as they are after it. Without a change all engines
+    are returned, otherwise the changed one. Raise NotFound for an unknown engine."""
     secret = settings.engine_secret.get_secret_value()
     async with aclosing(EngineHttp()) as http:
         places = await places_now(settings.engines)

@@ -1,6 +1,6 @@
 """python -m gateway leases: the live entries of a gateway that runs
 
-An engine that does not answer has a line that says so, since it may hold entries all the same.
+For an engine that does not answer a line says so, because it may hold entries all the same.
 """
 
 import argparse
@@ -26,8 +26,8 @@ def add_commands(commands: Commands) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
-    """Print the entries. An unknown name is an error here; the admin API answers it with an empty
-    list."""
+    """Print the entries. An unknown name is an error. For it the admin API answers an empty list,
+    so names are checked if the list is empty."""
     key = load().admin_key
     if key is None:
         raise UsageError("HOLDFAST_ADMIN_KEY: is not set; `leases` asks the admin API with it")
@@ -72,7 +72,7 @@ def _check(option: str, name: str, names: set[str]) -> None:
 
 
 def _line(live: LiveEntry) -> str:
-    """One entry in a line, which begins with the prefix's id as the dashboard shows it."""
+    """The line of one entry. It begins with the prefix's id, as the dashboard shows it."""
     entry = live.entry
     state = f"{entry.state}: {entry.reason}" if entry.reason else entry.state
     ttl = "its own" if live.has_own_end else entry.ttl

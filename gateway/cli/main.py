@@ -12,8 +12,8 @@ from gateway.base.traces import TracesError
 from gateway.cli.arguments import CommandError
 from gateway.prices.files import PriceError
 
-# Each command with its module in this folder. A module is imported only for its own command: to
-# import all takes twice as long as a command on the schema or a key.
+# Each command with its module in this folder. A module is imported only for its own command. The
+# import of all modules takes twice as long as a command on the schema or on a key.
 COMMANDS = {
     "serve": "serve",
     "migrate": "migrate",
@@ -46,11 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser of the command with which the words begin. Without such a command it is the parser
-    of all commands."""
+    """The parser of the command that is the first word. Without such a command it is the parser of
+    all commands."""
     parser = argparse.ArgumentParser(prog="python -m gateway", description="Holdfast's gateway")
     commands = parser.add_subparsers(required=True, metavar="command")
-    commands_asked = [COMMANDS[words[0]]] if words and words[0] in COMMANDS else COMMANDS.values()
-    for name in dict.fromkeys(commands_asked):
+    modules = [COMMANDS[words[0]]] if words and words[0] in COMMANDS else COMMANDS.values()
+    for name in dict.fromkeys(modules):
         import_module(f"gateway.cli.{name}").add_commands(commands)
     return parser

@@ -2,8 +2,8 @@
 
 With the gateway's journal the command does what the gateway's own next start would do. Without a
 journal it uses the counts that engines still keep because nobody acknowledged them. These become
-rows without the key and the exact time. The counts of an engine that does not answer are missing:
-the command names each such engine and ends with 1.
+rows without the key and the exact time. If an engine does not answer, its counts are missing. The
+command names each such engine, and ends with 1.
 """
 
 import argparse
@@ -66,8 +66,8 @@ def _recover(options: argparse.Namespace) -> int:
         return max(_warn(recovered.not_asked, lacks), int(recovered.left > 0))
     if options.instance is not None:
         rebuilt = asyncio.run(recover_instance(settings, options.instance))
-        of = counted(rebuilt.counts, "final count")
-        print(f"{counted(rebuilt.turns, 'turn')}, of {of} that engines kept")
+        counts = counted(rebuilt.counts, "final count")
+        print(f"{counted(rebuilt.turns, 'turn')}, of {counts} that engines kept")
         return _warn(rebuilt.not_asked, "turns that it counted are not among these")
     kept = asyncio.run(count_open_turns(settings))
     for instance, count in sorted(kept.by_instance.items()):
@@ -83,31 +83,35 @@ def _warn(not_asked: Mapping[str, str], lacks: str) -> int:
 
 
 class Recovered(NamedTuple):
-    """Numbers of turns."""
+    """What `recover_journal` did. Three fields are numbers of turns."""
 
+    # All turns of the journal.
     turns: int
     # Turns that were still open and are closed now.
     closed: int
     # Turns that could not be closed.
     left: int
-    # The reason of each engine that did not answer, by its name.
+    # Why each engine that did not answer is not ready, by its name.
     not_asked: Mapping[str, str]
 
 
 class Rebuilt(NamedTuple):
-    """The number of `turns` that were made of the `counts`, the number of final counts. `not_asked`
-    is as in `Recovered`."""
+    """What `recover_instance` did."""
 
+    # The number of turns for which rows were made.
     turns: int
+    # The number of final counts that they were made of.
     counts: int
+    # As in `Recovered`.
     not_asked: Mapping[str, str]
 
 
 class Kept(NamedTuple):
-    """How many final counts engines keep, by the gateway's instance. `not_asked` is as in
-    `Recovered`."""
+    """The final counts that engines keep."""
 
+    # How many there are, by the gateway's instance.
     by_instance: Counter[str]
+    # As in `Recovered`.
     not_asked: Mapping[str, str]
 
 
@@ -168,8 +172,8 @@ def _not_asked(fleet: Fleet) -> dict[str, str]:
 async def recover_instance(settings: Settings, instance: str) -> Rebuilt:
     """Make rows of the engines' counts for one instance that is gone with its journal.
 
-    The instance must not be a living gateway: the rows made here would come before its own rows,
-    which have more in them.
+    The instance must not be a running gateway. The rows made here would take the place of its own
+    rows, which say more.
     """
     charge = Billing(PriceBook(settings.prices, settings.hosted_prices), Metrics()).charge
     catalogue = load_catalogue(settings.models)

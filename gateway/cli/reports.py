@@ -72,15 +72,14 @@ def _advise(options: argparse.Namespace) -> int:
     if options.files:
         if len(options.files) > MAX_REQUESTS:
             raise UsageError(f"files: {MAX_REQUESTS} at most")
-        advise_request = AdviseRequest(
+        request = AdviseRequest(
             # One character more than the longest text, so that a longer file is refused.
             requests=[_text(path, MAX_CHARACTERS + 1) for path in options.files],
             dialect=options.dialect,
             min_tokens=options.min_tokens,
         )
-        report = of_requests(
-            advise_request, prices, Clock().wall().date(), lambda _: DEFAULT_MIN_TOKENS
-        )
+        today = Clock().wall().date()
+        report = of_requests(request, prices, today, lambda _: DEFAULT_MIN_TOKENS)
     else:
         since, until = _since_until(options, UNITS_MS["d"])
         of = Range(since_ms=since, until_ms=until, workspace=options.workspace, model=options.model)
@@ -100,18 +99,20 @@ def _advise(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     try:
-        advise_request = _asked(options)
+        request = _plan_request(options)
         since, until = _since_until(options, UNITS_MS["w"])
-        model = advise_request.served_model
-        of = Range(since_ms=since, until_ms=until, workspace=advise_request.workspace, model=model)
-        if advise_request.trace is not None:
-            job = Job(request=advise_request)
+        of = Range(
+            since_ms=since,
+            until_ms=until,
+            workspace=request.workspace,
+            model=request.served_model,
+        )
+        if request.trace is not None:
+            job = Job(request=request)
         else:
-            gathering = TrafficGathering(_prices())
-            # Only a gateway that runs knows the engines. The ledger does not.
-            job = _gathered(gathering, of, advise_request.key, MAX_PLAN_TURNS).job(
-                advise_request, None
-            )
+            gathering = _gathered(TrafficGathering(_prices()), of, request.key, MAX_PLAN_TURNS)
+            # Only a running gateway knows the engines. The ledger does not.
+            job = gathering.job(request, None)
         plan = asyncio.run(_planned(job))
     except InvalidRequest as error:
         raise UsageError(str(error).replace("since_ms: ", "--since: ")) from None
@@ -119,7 +120,8 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _same(name: str) -> str:
-    """What no engine calls its model is taken for an alias of its only one."""
+    """The name of an engine's model, as the engine calls it: this command has no table of
+    models."""
     return name
 
 
@@ -197,11 +199,12 @@ def _findings(findings: Iterable[Finding]) -> Iterable[str]:
             yield f"    From: {', '.join(finding.turns)}"
 
 
-def _asked(options: argparse.Namespace) -> PlanRequest:
+def _plan_request(options: argparse.Namespace) -> PlanRequest:
     """The plan that the options ask for. Raise UsageError for wrong options."""
     names = set(PlanRequest.__struct_fields__) - {"trace"}
+    options_by_name = {name: getattr(options, name, None) for name in names}
     values: dict[str, Any] = {
-        name: value for name in names if (value := getattr(options, name, None)) is not None
+        name: value for name, value in options_by_name.items() if value is not None
     }
     if options.trace is not None:
         values["trace"] = _whole(options.trace, MAX_TRACE_CHARACTERS)

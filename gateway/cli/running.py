@@ -1,4 +1,4 @@
-"""How commands ask a gateway that runs, and how they describe engines that they asked."""
+"""How commands ask a running gateway, and how they describe engines that they asked."""
 
 import argparse
 import asyncio
@@ -55,7 +55,7 @@ def ask(
 ) -> Answer:
     """Send a GET, or a POST if there is a body, and decode the answer.
 
-    Raise NotAnswered where no gateway gives such an answer. A refusal's message is the gateway's.
+    Raise NotAnswered where no gateway gives such an answer, or with the message of its refusal.
     """
     try:
         headers = {"x-api-key": key} if key else {}
@@ -76,8 +76,8 @@ async def _send(
     body: Mapping[str, str] | None,
     seconds: float,
 ) -> bytes:
-    """The body of an answer of any status, since a gateway that is not ready answers with its
-    conditions too."""
+    """The body of an answer of any status. A gateway that is not ready answers with its conditions,
+    too."""
     timeout = aiohttp.ClientTimeout(total=seconds)
     method = "GET" if body is None else "POST"
     async with aiohttp.ClientSession(timeout=timeout) as http:

@@ -18,9 +18,9 @@ from gateway.base.settings import PREFIX, Settings, SettingsError, load
 from gateway.cli.arguments import Commands
 from gateway.http.server import Server
 
-# The thresholds of the garbage collector: it waits for this many new objects, and then for this
-# many rounds. Otherwise it would walk again and again through objects that live on. Connections and
-# requests leave no cycles (`tests/gateway/http/test_memory.py`).
+# The thresholds of the garbage collector: the number of new objects, and for each older generation
+# the rounds of the generation before. With lower ones it would walk again and again through objects
+# that live on. Connections and requests leave no cycles (`tests/gateway/http/test_memory.py`).
 _GC_THRESHOLDS = (20_000, 50, 50)
 
 

@@ -1,7 +1,7 @@
 """python -m gateway journal | rollups | retain | export | prices: the operator's upkeep
 
-An export's rows are read into a temporary file first. So a slow reader of the output does not hold
-the database, and an export that fails prints nothing.
+An export's rows are first written to a temporary file. So a slow reader of the output does not hold
+up the database, and an export that fails prints nothing.
 """
 
 import argparse
@@ -127,7 +127,8 @@ def _retain(options: argparse.Namespace) -> int:
     if options.rollups < options.turns:
         raise arguments.UsageError("--rollups: must be at least as long as --turns")
     if options.turns < 2 * arguments.UNITS_MS["d"]:
-        # A killed gateway repeats its last inserts. The rows of the first time must still be there.
+        # A killed gateway repeats its last inserts. The rows of the first insert must still be
+        # there.
         raise arguments.UsageError("--turns: must be at least 2d")
     now = now_ms()
     month = int(month_of(Clock().wall()).timestamp() * 1000)
@@ -147,7 +148,7 @@ def _export(options: argparse.Namespace) -> int:
     of = Range(since_ms=options.since, until_ms=until, workspace=options.workspace)
     seconds = options.seconds
     lacks = _waiting(load_database().data / "journal")
-    with SpooledTemporaryFile(_MEMORY_BYTES, "w+", encoding="utf-8", newline="") as read:
+    with SpooledTemporaryFile(_MEMORY_BYTES, "w+", encoding="utf-8", newline="") as file:
 
         async def collect(ledger: Ledger) -> None:
             step = _STEPS.get(options.rows)
@@ -160,13 +161,13 @@ def _export(options: argparse.Namespace) -> int:
             async for line in (
                 usage_lines(ledger, of, step, seconds) if step else turn_lines(ledger, of, seconds)
             ):
-                read.write(line)
+                file.write(line)
 
-        begun = time.monotonic()
+        began = time.monotonic()
         try:
             run_long_in_ledger(collect)
         except LedgerUnavailable as error:
-            if type(error) is not LedgerUnavailable or time.monotonic() - begun < seconds:
+            if type(error) is not LedgerUnavailable or time.monotonic() - began < seconds:
                 raise
             print(
                 f"reading took more than {seconds:g} seconds and was ended: ask for a shorter"
@@ -174,15 +175,15 @@ def _export(options: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
             return 1
-        read.seek(0)
-        shutil.copyfileobj(read, sys.stdout)
+        file.seek(0)
+        shutil.copyfileobj(file, sys.stdout)
     for text in lacks:
         print(f"not in this export: {text}", file=sys.stderr)
     return 0
 
 
 def _waiting(directory: Path) -> list[str]:
-    """Lines on the turns that the journal of this command's settings has and the ledger lacks."""
+    """Lines about the turns that the ledger lacks and the journal of the settings has."""
     if not has_journal(directory):
         return []
     check_version(directory)

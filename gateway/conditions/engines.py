@@ -1,4 +1,4 @@
-"""What is wrong with an engine and its store, by what it said last. Pure."""
+"""What is wrong with an engine and its store, as the engine told last. Pure."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ FULL_SHARE = 0.95
 NEARLY_FULL_SHARE = 0.9
 UNLEASED_SHARE = 0.1
 KEPT_COUNTS = 5000
-# Entries may hold nine tenths of a store.
+# Entries may hold nine tenths of a store, so it is nearly full a little below.
 STORE_FULL_SHARE = 0.85
 _OUT_OF_MEMORY = ("OutOfMemory", "MemoryError", "out of memory")
 _REFUSED_STORES = {
@@ -34,7 +34,8 @@ class Increases:
         self._grown_at: dict[tuple[str, str], float] = {}
 
     def has_grown(self, engine: str, counter: str, epoch: str, count: int, now: float) -> bool:
-        """Take in a count. What had happened before the first look is not known to be recent."""
+        """Take in a count, and return whether the counter has gone up within LULL_SECONDS. What
+        happened before the first look does not count: it may be long ago."""
         key = engine, counter
         counts = self._counts.get(key)
         self._counts[key] = epoch, count

@@ -10,9 +10,9 @@ import msgspec
 from gateway.structs.conditions import ConditionKind, Severity
 
 RECENT_SECONDS = 600.0
-"""How long a condition tells of a momentary event, as something that ended."""
+"""How long a momentary event, such as a lost lease, stays in the list of conditions."""
 LULL_SECONDS = 60.0
-"""How long something that happens again and again must not happen to count as ended."""
+"""What happens again and again has ended if it has not happened for this long."""
 _TABLE = Path(__file__).with_name("kinds.toml")
 
 
@@ -22,10 +22,13 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     severity: Severity
     # How many seconds a condition must last before it is told.
     seconds: float
+    # The alert of `monitoring/alerts.yml` that fires for it.
     alert: str
     # Whether keys of one workspace see it too.
     for_all: bool
+    # How the sentence about a condition goes on while it lasts.
     state: str
+    # What an operator does.
     remedy: str
     # Replaces `state` once the condition has ended; empty for kinds that are told only while they
     # last.

@@ -1,7 +1,7 @@
 """Which leases ended before their time, by the ledger, for `/metrics` and the conditions.
 
-An engine's leases and counters end with its process. So its counters say least when most was lost.
-The ledger's records remain.
+An engine's leases and its counters end with its process. So after a restart, which loses most
+leases, the counters tell of none. The ledger's records remain.
 """
 
 import asyncio
@@ -24,20 +24,21 @@ LOOK_SECONDS = 5.0
 _AHEAD_MS = 3_600_000
 """How far ahead the clocks of other gateways may be."""
 _METRIC = "leases_ended"
-# The one end that is no loss: somebody wanted it.
+# This end is no loss: an operator wanted it.
 _WANTED = "dropped"
 FatesOf = Callable[[Range], Awaitable[Mapping[str, LeaseFates]]]
 
 
 @dataclass(slots=True)
 class _Losses:
-    """The leases of one engine that ended early, with less than RECENT_SECONDS between finds."""
+    """Losses of one engine's leases that were found close together, less than RECENT_SECONDS
+    apart."""
 
-    # When the first of them was found, in monotonic seconds.
+    # When the first loss was found, in monotonic seconds.
     first: float
-    # When the last of them was found, in monotonic seconds.
+    # When the last loss was found, in monotonic seconds.
     last: float
-    # How many ended, by how they ended.
+    # The number of leases, by how they ended.
     reasons: Counter[str] = field(default_factory=Counter)
 
 
@@ -55,8 +56,8 @@ class LeaseEnds:
     async def run(self, stopping: asyncio.Event) -> None:
         """Look until the gateway stops. While the ledger does not answer, the metric is NaN."""
         while not stopping.is_set():
-            # The pause before the first look is for discovery: an engine outside the fleet counts
-            # as lost, with its leases.
+            # The pause before the first look lets discovery add its engines. The leases of an
+            # engine outside the fleet would count as lost.
             await pause(stopping, LOOK_SECONDS)
             try:
                 await self.look()
@@ -101,8 +102,8 @@ class LeaseEnds:
             self._metrics.count(_METRIC, reason, amount=grown[reason])
 
     def findings(self, now: float) -> Iterator[Finding]:
-        """A finding on each engine with leases that ended early, as found within RECENT_SECONDS.
-        The finding has ended once no more were found for LULL_SECONDS."""
+        """A finding on each engine whose leases were found lost within RECENT_SECONDS. The finding
+        has ended once no further loss was found for LULL_SECONDS."""
         self._forget(now)
         for engine, losses in self._losses.items():
             parts = [

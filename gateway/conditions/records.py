@@ -1,5 +1,5 @@
-"""What is wrong with this gateway's journal, ledger and loops. Pure, but for a check that the
-files are still in place."""
+"""What is wrong with this gateway's journal, ledger and loops. Pure, except that the files are
+checked for their place."""
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime

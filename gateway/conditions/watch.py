@@ -1,4 +1,5 @@
-"""The one list of what is wrong, and since when. A loop looks each second, so that it knows."""
+"""The one list of what is wrong, and since when. A loop looks each second, so that beginnings and
+ends are known to the second."""
 
 import asyncio
 from collections import Counter

@@ -19,10 +19,13 @@ from gateway.structs.plan import Line, PlanFailed, Planned, Progress
 
 _PROGRESS_SECONDS = 0.2
 NICENESS = 15
-"""With it a plan gets a twentieth of a processor that a gateway and an engine want too."""
+"""The planner's niceness. On a processor that a gateway and an engine use, a plan gets a
+twentieth."""
 MAX_SECONDS = 200
+"""The most seconds of a plan. It matters if the gateway is gone, because its own deadline is
+sooner."""
 MAX_BYTES = 6 * 2**30
-"""Bounds of each process. They matter when the gateway is gone: its own deadline is sooner."""
+"""The most memory of each process of a plan, in bytes of address space."""
 
 
 def say(line: Line) -> None:
@@ -32,20 +35,20 @@ def say(line: Line) -> None:
 
 
 def main() -> int:
-    # A group of its own can be ended as a whole. The session stays the gateway's: Linux shares a
-    # processor between sessions first, and only then by niceness.
+    # The gateway can end a process group as a whole. The session stays the gateway's, because Linux
+    # shares a processor between sessions first and by niceness only within each.
     os.setpgid(0, 0)
     os.nice(NICENESS)
     signal.alarm(MAX_SECONDS)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Job)
-    said_at = 0.0
+    last_line_at = 0.0
 
     def tell(share: float) -> None:
-        nonlocal said_at
+        nonlocal last_line_at
         now = monotonic()
-        if now - said_at >= _PROGRESS_SECONDS:
-            said_at = now
+        if now - last_line_at >= _PROGRESS_SECONDS:
+            last_line_at = now
             say(Progress(share=round(share, 3)))
 
     try:

@@ -1,4 +1,4 @@
-"""Fleets of one model: their make-up and their simulations. Two simulations run at a time."""
+"""Fleets of engines of one model, and their simulations. Two simulations run at a time."""
 
 import gc
 import multiprocessing
@@ -17,12 +17,12 @@ from gateway.planner.requests import BLOCK_TOKENS, PlannedRequest, Requests
 from gateway.planning.traffic import EngineFacts, Job, Turn
 from gateway.structs.plan import Point
 
-# The assumed speed of copies back to the device. No figure of a plan rests on it alone.
+# The assumed speeds of copies back to the device. No figure of a plan depends on them alone.
 HOST_BYTES_PER_SECOND = 10e9
 DISK_BYTES_PER_SECOND = 2e9
 DEFAULT_MAX_RUNNING = 32
 MAX_STRETCH = 5_000
-"""The most turns of the busiest stretch, with which the curves' points are simulated."""
+"""The most turns of the busiest stretch. The points of the curves are simulated with it."""
 _WARMING = 0.2
 """The part of a stretch that only fills the memory and is not counted."""
 MAX_PROCESSES = 2
@@ -31,11 +31,11 @@ Work = Callable[[int, Callable[[int], None]], T]
 
 
 def side_by_side(num: int, work: Work[T], kind: type[T], tell: Callable[[int], None]) -> list[T]:
-    """The results of `work(number, tell)` for the numbers below `num`, in order; two run at a time.
+    """The results of `work(number, tell)` for the numbers below `num`, in order.
 
-    Each call of `tell` has the number of turns done since the call before. The processes are forks
-    that share the traffic with this one, so nothing is copied. Raise RuntimeError where one of them
-    ends early.
+    Two of them run at a time. Each call of `tell` has the number of turns that were simulated since
+    the call before. The processes are forks that share the traffic with this process, so nothing is
+    copied. Raise RuntimeError if one of them ends early.
     """
     context = multiprocessing.get_context("fork")
     processes = min(MAX_PROCESSES, os.cpu_count() or 1, num)
@@ -81,8 +81,8 @@ def _serve(num: int, work: Work[T], next_number: "Synchronized[int]", writer: Co
 
 
 def stretch_of(turns: Sequence[Turn], max_turns: int = MAX_STRETCH) -> Sequence[Turn]:
-    """The `max_turns` consecutive turns with the most tokens a second; all turns if they are
-    fewer."""
+    """The `max_turns` consecutive turns with the most tokens a second. If there are fewer turns,
+    all of them."""
     if len(turns) <= max_turns:
         return turns
     tokens = sum(turn.ends[-1] for turn in turns[:max_turns])
@@ -108,7 +108,7 @@ class Fleet:
     device_tokens: int
     host_tokens: int
     disk_tokens: int
-    # Whether it is simulated under all turns; else under the busiest stretch.
+    # Whether all turns are simulated. Otherwise only the busiest stretch is.
     is_whole: bool = False
 
     @classmethod
@@ -206,7 +206,8 @@ class Bench:
         )
 
     def about(self, fleet: Fleet) -> dict[str, Any]:
-        """What a point says of its fleet. A fleet that gives the same has another point."""
+        """What a point says of its fleet. Fleets that give the same results share a simulation, and
+        each has a point of its own."""
         return {
             "label": fleet.label,
             "device_tokens": fleet.device_tokens,

@@ -2,7 +2,7 @@
 
 A time model replaces the computation, and a *unit* of the traffic replaces a token. With units of
 one token the simulation is exact. Larger units are for long traces: an answer takes part in a step
-only when it has a whole unit more. The steps in between are counted and not made.
+only when it has a further whole unit. The steps in between are counted and not simulated.
 """
 
 import math
@@ -35,7 +35,7 @@ from gateway.planner.requests import ANSWERS, TAILS, PlannedRequest
 STEP_TOKENS = 2048
 """The most tokens of a step: the default of engines on a GPU."""
 SPARE_BLOCKS = 2
-"""A prompt must leave this many blocks of the pool free. Engines refuse a longer one."""
+"""A prompt must leave this many blocks of the pool free. Engines refuse longer prompts."""
 _UNBOUNDED = 2**31
 _GREEDY = SampleParams(temperature=0.0, top_p=1.0, top_k=0, seed=0)
 _PROMPT = protocol.Prompt(messages=[])
@@ -110,7 +110,8 @@ class Decoding:
         self.answers: set[Answer] = set()
 
     def seconds_to_next(self) -> float | None:
-        """Seconds until the first answer has a whole unit more; None without an unfinished unit."""
+        """Seconds until the first answer has its next whole unit. None if no answer waits for
+        one."""
         dues = [answer.due for answer in self.answers if not answer.is_ready]
         if not dues:
             return None
@@ -121,7 +122,7 @@ class Answer:
     """Writes an answer of `num_units` in `num_steps` decode steps. The prompt's last step gives the
     first unit.
 
-    It is its own constraint: it takes the next unit once the decode steps of one unit are made.
+    It is its own constraint: it takes the next unit once the decode steps of that unit are made.
     """
 
     def __init__(self, decoding: Decoding, num_units: int, num_steps: int) -> None:
@@ -166,9 +167,9 @@ class _NoThreads(TokenMaskPool):
 
 
 class Ahead(Speculation):
-    """Makes many decode steps as one where nothing else would happen between them.
+    """Makes many decode steps as one, if nothing else would happen between them.
 
-    Each token takes the time of a step, also under speculation.
+    Each token still takes the time of a step.
     """
 
     def __init__(self, clock: ManualClock, step_seconds: float) -> None:
@@ -231,7 +232,7 @@ class TimedRunner:
         self._clock = clock
         self._decoding = decoding
         self._ids = count(ANSWERS)
-        # Whether time was taken since the engine last set it to False.
+        # Whether any time was taken in the engine's current step. The engine sets it to False.
         self.has_worked = False
 
     def execute(self, works: Sequence[Work]) -> list[TokenId | None]:
@@ -250,7 +251,8 @@ class TimedRunner:
             else:
                 tokens += (len(ids) - has_tail) * self._unit
         if self._unit > 1:
-            # The answers took part in these steps. Steps of answers alone were counted before.
+            # Running answers took part in these steps. Steps of answers alone are counted while
+            # time goes on.
             num_steps = math.ceil(tokens / costs.step_tokens) if decoding.answers else 0
         decoding.num_made += num_steps
         self._take(tokens * costs.prefill + num_steps * costs.decode)

@@ -17,9 +17,9 @@ from gateway.routing.held import Ends, Holdings, PrefixIndex
 from gateway.routing.router import Load, PromptSizes, Weights, place
 
 EVENT_SECONDS = 0.02
-"""From an engine's event to the gateway that hears of it."""
+"""The time from an engine's event until the gateway hears of it."""
 _PROGRESS_REQUESTS = 256
-"""Progress is told each time so many more were sent."""
+"""Progress is told each time after this many requests."""
 Tell = Callable[[int], None]
 Conversation = Sequence[PlannedRequest]
 

@@ -1,4 +1,5 @@
-"""Makes a plan: an exact LRU curve by one pass, and simulations of the fleet and of others."""
+"""Makes a plan: an exact LRU curve by one pass, and simulations of the fleet and of changed
+fleets."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ from gateway.structs.plan import Change, LruPoint, Plan, PlannedMemory, Point
 KNEE_SHARE = 0.95
 MEMORY_SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
 _LRU_SIZES = 40
-# The exact curve's part of the work, about.
+# About the share of the work that the exact curve takes.
 _LRU_WORK = 0.15
 _LEAST_BLOCKS = 64
 _ENGINE_FIELDS = (
@@ -48,7 +49,7 @@ class Fleets:
 
     # The engines as they are, under all turns.
     whole: Fleet
-    # The engines as they are, under the busiest stretch, as all fleets below.
+    # The engines as they are, under the busiest stretch. All fleets below are under it, too.
     base: Fleet
     # Fleets with other sizes of memory.
     memory: list[Fleet]
@@ -118,7 +119,7 @@ def plan(job: traffic.Job, tell: TellShare) -> Plan:
 
 
 def engine_of(job: traffic.Job) -> traffic.EngineFacts:
-    """The engines of the plan: as they describe themselves, with the request's values in place.
+    """The engines of the plan, as they describe themselves. Values of the request replace theirs.
 
     Raise InvalidRequest where their memory is unknown or too small.
     """

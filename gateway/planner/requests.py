@@ -1,4 +1,4 @@
-"""Turns as requests of the simulated engines, in units of some tokens.
+"""Turns as requests to the simulated engines. Their prompts are counted in units of several tokens.
 
 A prefix of `n` tokens has `round(n / unit)` units, so the sizes of memory are right on average. A
 read that ends at a prefix of the turn is counted in exact tokens.
@@ -17,7 +17,7 @@ BLOCK_TOKENS = 16
 """The tokens of an engine's block."""
 CHARACTERS_PER_TOKEN = 4
 TAILS = 2**30
-"""The first id of units that count for no tokens. Each is the last unit of one prompt."""
+"""The first id of units that stand for no tokens. Such a unit is the last one of one prompt."""
 ANSWERS = 2**31
 """The first id of units that engines write."""
 _UNITS_A_TURN = 5
@@ -52,7 +52,7 @@ class PlannedRequest:
     breakpoints: list[Breakpoint]
     # The names, with their depths in units.
     names: list[HeldName]
-    # Whether the figures count it. Else it only fills the memory.
+    # Whether the figures count it. Otherwise it only fills the memory.
     is_counted: bool = True
 
     @property
@@ -67,8 +67,8 @@ class PlannedRequest:
 
 
 def unit_for(turns: Sequence[Turn], *, may_be_exact: bool = False) -> int:
-    """The tokens of a unit: as few as the number of turns allows. With `may_be_exact` a unit of
-    small traffic is one token."""
+    """The tokens of a unit. The more turns there are, the smaller it may be. With `may_be_exact`
+    the unit of small traffic is one token."""
     prompts = total_tokens(turns)
     output = sum(turn.output for turn in turns)
     if may_be_exact and prompts <= EXACT_TOKENS and output <= EXACT_OUTPUT:
@@ -80,9 +80,9 @@ def unit_for(turns: Sequence[Turn], *, may_be_exact: bool = False) -> int:
 class Requests:
     """Turns as requests.
 
-    `with_names`: requests name their prefixes, as a gateway before several engines needs it.
+    `with_names`: requests name their prefixes. A gateway before several engines needs the names.
     `with_tails`: a prompt has at least one unit behind its prefixes, so that an engine can read all
-    of them. A unit that the turn does not have takes no time.
+    of them. If the turn has no token there, the unit takes no time.
     """
 
     def __init__(self, unit: int, *, with_names: bool, with_tails: bool = True) -> None:
@@ -191,7 +191,7 @@ def _segments(turn: Turn, depths: Sequence[int]) -> tuple[list[Segment], dict[in
 
 
 class Distances:
-    """How far back each token was used last. That gives the sizes of memory at which it is read."""
+    """How far back each token was used last. A memory that reaches back further gives the token."""
 
     def __init__(self) -> None:
         # The tokens that were used last `d` distinct units ago, by `d`.

@@ -26,7 +26,7 @@ from gateway.structs.plan import Line, Plan, PlanFailed, Planned, Progress
 
 DEADLINE_SECONDS = 170.0
 _ALL_KEYS = ""
-"""Plans of all keys share their places."""
+"""The key under which all plans take their places, so that all keys share these."""
 _ROOT = Path(__file__).resolve().parents[2]
 _MAX_LINE = 16 * 2**20
 
@@ -62,10 +62,10 @@ class Planners:
                 raise Overloaded("too many plans are being made") from None
             packed = await asyncio.to_thread(msgspec.msgpack.encode, job)
             output = await stack.enter_async_context(_process(packed))
-            ends = asyncio.get_running_loop().time() + DEADLINE_SECONDS
+            deadline = asyncio.get_running_loop().time() + DEADLINE_SECONDS
             while True:
                 try:
-                    async with asyncio.timeout_at(ends):
+                    async with asyncio.timeout_at(deadline):
                         text = await output.readline()
                 except TimeoutError:
                     raise PlanTimeout from None
@@ -112,7 +112,8 @@ async def _process(job: bytes) -> AsyncIterator[asyncio.StreamReader]:
         yield process.stdout
     finally:
         feeding.cancel()
-        # The planner makes its group when it begins. Until then there is only the process.
+        # The planner makes its process group when it begins. Until then only the process can be
+        # killed.
         with suppress(ProcessLookupError):
             process.kill()
         with suppress(ProcessLookupError):

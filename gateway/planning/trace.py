@@ -5,9 +5,9 @@ and `hash_ids`, a number for each block of the prompt. Equal numbers mean that t
 and all blocks before them too. Each trace counts up from 0 in the order in which blocks are first
 seen. So the numbers tell nothing of the content, and two traces can't be compared by them.
 
-The ledger knows where prompts are equal at the ends of content blocks, and inside long texts every
-4,096 characters. Two prompts that part between two such places count as parting at the first of
-the two. Pure.
+The ledger knows how far prompts are equal only at certain places: at the ends of content blocks,
+and every 4,096 characters inside long texts. Two prompts that differ first between two such places
+count as different from the first of the two on. Pure.
 """
 
 from collections.abc import Iterator, Sequence
@@ -62,7 +62,7 @@ class TraceGathering:
         self._scopes = Numbers()
         self._turns: list[RecordedTurn] = []
         self._num_points = 0
-        # Turns with prefixes whose tokens were estimated, since no engine told them.
+        # The number of turns with estimated lengths of prefixes, because no engine told them.
         self.num_estimated = 0
 
     @property
@@ -80,26 +80,26 @@ class TraceGathering:
                 self._take(row)
 
     def _take(self, row: Any) -> None:
-        printed = unpack(row.fingerprint)
-        if printed.rule != NAMES_RULE or not printed.points:
+        fingerprint = unpack(row.fingerprint)
+        if fingerprint.rule != NAMES_RULE or not fingerprint.points:
             return
-        tokens = printed.num_tokens
+        tokens = fingerprint.num_tokens
         if not tokens:
             return
-        counted = printed.tokens or [0] * len(printed.points)
-        whole = max(printed.num_bytes, 1)
+        token_counts = fingerprint.tokens or [0] * len(fingerprint.points)
+        whole = max(fingerprint.num_bytes, 1)
         ends: list[int] = []
         last = 0
-        for exact, point in zip(counted, printed.points, strict=True):
+        for exact, point in zip(token_counts, fingerprint.points, strict=True):
             last = min(max(last, exact or point.num_bytes * tokens // whole), tokens)
             ends.append(last)
-        self.num_estimated += not all(counted)
+        self.num_estimated += not all(token_counts)
         self._num_points += len(ends)
         self._turns.append(
             RecordedTurn(
                 at_ms=row.opened_ms,
                 scope=self._scopes.of((row.workspace_id, row.model)),
-                points=[self._numbers.of(point.digest) for point in printed.points],
+                points=[self._numbers.of(point.digest) for point in fingerprint.points],
                 ends=ends,
                 tokens=tokens,
                 output=row.output_tokens,
@@ -136,14 +136,14 @@ def trace_of(turns: Sequence[RecordedTurn], block_tokens: int) -> Iterator[Trace
     """
     # By scope and known prefix: the block ids of a prompt that begins with the prefix, and the
     # number of whole blocks in the prefix.
-    begun: dict[tuple[int, int], tuple[list[int], int]] = {}
+    beginnings: dict[tuple[int, int], tuple[list[int], int]] = {}
     # By scope and known prefix: the partly filled last block of prompts that end there.
     partial: dict[tuple[int, int], int] = {}
     num_ids = 0
     for turn in turns:
         ids: list[int] = []
         for point, end in zip(reversed(turn.points), reversed(turn.ends), strict=True):
-            beginning = begun.get((turn.scope, point))
+            beginning = beginnings.get((turn.scope, point))
             if beginning is not None:
                 ids = beginning[0][: min(beginning[1], end // block_tokens)]
                 break
@@ -153,7 +153,7 @@ def trace_of(turns: Sequence[RecordedTurn], block_tokens: int) -> Iterator[Trace
         ids += range(num_ids, num_ids + fresh)
         num_ids += fresh
         for point, end in zip(turn.points, turn.ends, strict=True):
-            begun.setdefault((turn.scope, point), (ids, end // block_tokens))
+            beginnings.setdefault((turn.scope, point), (ids, end // block_tokens))
         whole = ids
         if count > num_full:
             last = num_ids

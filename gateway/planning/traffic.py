@@ -1,6 +1,6 @@
-"""Turns as the simulation needs them: where prompts are equal, how long they are, when they came.
+"""Turns as the simulation needs them: how far prompts are equal, how long they are, when they came.
 
-Turns have no content. They have the numbers of their prefixes. Equal numbers are equal prefixes.
+Turns have no content. They have numbers for their prefixes. Equal numbers mean equal prefixes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,8 +30,8 @@ _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The traffic of a plan, and the engines that are to serve it.
 
-    The traffic is a range of the ledger, or a `trace`. A fact about the engines that is left out is
-    that of the engines of the range's model.
+    The traffic is a range of the ledger, or a `trace`. Facts about the engines that are left out
+    are taken from the engines of the range's model.
     """
 
     # Tokens of one engine's memory for keys and values, in each tier.
@@ -176,7 +176,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     device_tokens: int
     host_tokens: int = 0
     disk_tokens: int = 0
-    # Bytes of a token's keys and values; 0 is not known.
+    # Bytes of a token's keys and values; 0 if they are not known.
     bytes_per_token: int = 0
     max_running: int = 0
     min_cache_tokens: int = DEFAULT_MIN_TOKENS
@@ -199,9 +199,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     request: PlanRequest
     turns: list[Turn] = []
-    # Whether the range has older turns, which are left out.
+    # Whether the range has older turns that are left out.
     is_cut: bool = False
-    # Turns of the range that are of an earlier version: they have no prefixes to plan with.
+    # The number of the range's turns that are of an earlier version, without prefixes to plan with.
     num_unknown: int = 0
     # The range's models.
     models: list[str] = []

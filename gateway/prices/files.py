@@ -50,7 +50,7 @@ def _price(value: Any) -> NanoDollars:
 
 
 def _that(is_right: Callable[[Any], bool], must: str) -> Reader:
-    """A reader that returns right values. For others it raises ValueError with the message
+    """A reader that returns right values. For wrong values it raises ValueError with the message
     `must`."""
 
     def read(value: Any) -> Any:
@@ -94,7 +94,8 @@ _FILE = {
     "as_of": _DAY,
 }
 _MUST_NAME = {"write_5m", "write_1h"}
-"""Writes that every sheet must price. By default another class costs its multiple of the input."""
+"""The prices of writes that every sheet must have. By default other classes of writes cost their
+multiples of the input price."""
 _MAY_LACK = {"aliases", "band", "source", "as_of", *WRITES} - _MUST_NAME
 
 
@@ -180,12 +181,13 @@ class PriceBook:
         return self.own.find(model, on)
 
     def refresh(self) -> bool:
-        """Read the files again if one of them changed, and return whether one had. Raise PriceError
-        where a file is wrong; the old prices stay."""
+        """Read the files again if one of them has changed. Return whether they were read again.
+        Raise PriceError where a file is wrong. Then the old prices stay."""
         stamps = [_stamp(path) for path in self._paths]
         if stamps == self._stamps:
             return False
-        self._stamps = stamps  # so a wrong file is told once, and read again when it changes
+        # The stamps are kept before the files are read, so that a wrong file is told only once.
+        self._stamps = stamps
         prices, hosted = (load_prices(path) for path in self._paths)
         self.own = prices
         self.hosted = hosted

@@ -69,8 +69,8 @@ class TokenPrices:
         return NanoDollars(round(self.input * TTLS[ttl].write_multiple)) if named is None else named
 
     def text(self) -> str:
-        """The text for a price's id. TTL classes that the sheet does not name are left out, so a
-        new class changes no id."""
+        """The text from which a price's id is made. TTL classes that the sheet does not name are
+        left out, so that a new class changes no id."""
         writes = "".join(f"write_{t}={self.writes[t]}, " for t in TTLS if t in self.writes)
         return f"TokenPrices(input={self.input}, {writes}read={self.read}, output={self.output})"
 
@@ -104,7 +104,7 @@ class Price:
 
     @cached_property
     def id(self) -> str:
-        """Model, day and a digest of the prices: an edited entry gets another id."""
+        """The model, the day and a digest of the prices. So an edited entry gets another id."""
         bands = [
             f"Band(above_prompt_tokens={band.above_prompt_tokens}, rates={band.rates.text()})"
             for band in self.bands
@@ -174,7 +174,9 @@ class PriceSheets:
         valid = [price for price in self.all if price.valid_from <= on]
         named = [price for price in valid if price.model == model]
         if not named:
-            aliased = [p for p in valid if any(fnmatchcase(model, glob) for glob in p.aliases)]
+            aliased = [
+                price for price in valid if any(fnmatchcase(model, glob) for glob in price.aliases)
+            ]
             named = [price for price in aliased if price.model == aliased[0].model]
         return named[-1] if named else None
 
