@@ -97,7 +97,7 @@ class EnginesController(AdminController):
         adapters are given with it."""
         engine = services.fleet.find(name)
         if engine.last_description is None or engine.status not in ("ready", "refused"):
-            raise InvalidRequest("engine: it does not say now which model it has")
+            raise InvalidRequest("engine: its model is not known now")
         await services.fleet.ids.give_model(engine.last_description, is_default=payload.is_default)
         await asyncio.gather(*(engine.poll() for engine in services.fleet.engines))
         return await _changed(services, engine, "model_id_given")

@@ -115,7 +115,7 @@ async def _purge_workspace(services: Services, workspace: str) -> PurgeReport:
     left = _left_in(purged)
     if running:
         batches = counted(len(running), "batch was running and is", "batches were running and are")
-        left.append(f"{batches} being cancelled: purge again when it has ended")
+        left.append(f"{batches} being cancelled. Purge again when that is done")
     if services.journal.damaged:
         folders = ", ".join(services.journal.damaged)
         left.append(f"damaged files of the journal, which are kept aside: {folders}")
@@ -170,14 +170,14 @@ def _left_in(engines: list[EnginePurge]) -> list[str]:
     for entry in engines:
         if not entry.purged:
             left.append(
-                f"pending for {entry.engine}: not known, {entry.detail}. It is purged when it is"
-                " back, before it gets turns"
+                f"pending for {entry.engine}: {entry.detail}. The engine purges when it is back,"
+                " before it gets turns"
             )
         if entry.busy_blocks:
             blocks = counted(entry.busy_blocks, "block is", "blocks are")
             left.append(
-                f"{entry.engine}: {blocks} used by running requests: purge again when they have"
-                " ended"
+                f"{entry.engine}: {blocks} used by running requests. Purge again when the requests"
+                " have ended"
             )
         left += [f"{entry.engine}: {what}" for what in entry.unpurged]
     return left

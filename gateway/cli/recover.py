@@ -72,7 +72,7 @@ def _recover(options: argparse.Namespace) -> int:
     kept = asyncio.run(count_open_turns(settings))
     for instance, count in sorted(kept.by_instance.items()):
         print(instance, count)
-    return _warn(kept.not_asked, "what it keeps is not among these")
+    return _warn(kept.not_asked, "its counts are not among these")
 
 
 def _warn(not_asked: Mapping[str, str], lacks: str) -> int:
@@ -222,7 +222,7 @@ async def _parts(settings: Settings) -> AsyncIterator[tuple[Fleet, Ledger]]:
         await fleet.start()
         try:
             if not fleet.ready:
-                raise GatewayError("no engine is ready: what it counted can't be asked for")
+                raise GatewayError("no engine is ready, so none can be asked for its counts")
             yield fleet, ledger
         finally:
             await fleet.stop()

@@ -58,8 +58,9 @@ def _trace(options: argparse.Namespace) -> int:
     left_out = max(num_requests - gathering.num_turns, 0)
     print(
         f"{counted(gathering.num_turns, 'request')} in blocks of {options.block_tokens} tokens;"
-        f" {left_out} left out, which had no answer or whose prompts the ledger has no chain of;"
-        f" of {gathering.num_estimated} no engine told where content blocks end in tokens",
+        f" {left_out} left out, because they had no answer or the ledger has no chain of their"
+        " prompts;"
+        f" for {gathering.num_estimated} no engine told where content blocks end in tokens",
         file=sys.stderr,
     )
     return 0

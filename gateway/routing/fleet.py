@@ -182,7 +182,7 @@ class Fleet:
         it."""
         engine = self.find(name)
         if engine.load.num_running:
-            raise InvalidRequest("engine: turns run there; drain it, and remove it when they ended")
+            raise InvalidRequest("engine: turns run there; drain it, and remove it when they end")
         self.engines.remove(engine)
         await self._leave(engine)
 
