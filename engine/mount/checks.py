@@ -59,8 +59,8 @@ def our_connector(transfer: Mapping[str, Any] | None) -> Mapping[str, Any] | Non
         return None
     children = _children(transfer)
     candidates = [transfer] if children is None else children
-    ours = (connector for connector in candidates if connector.get("kv_connector") == NAME)
-    return next(ours, None)
+    matches = (connector for connector in candidates if connector.get("kv_connector") == NAME)
+    return next(matches, None)
 
 
 def our_shares(transfer: Mapping[str, Any] | None) -> dict[str, float]:
@@ -68,8 +68,8 @@ def our_shares(transfer: Mapping[str, Any] | None) -> dict[str, float]:
 
     Raises ValueError for a wrong setting.
     """
-    ours = our_connector(transfer) or {}
-    return lease_shares(ours.get("kv_connector_extra_config") or {})
+    connector = our_connector(transfer) or {}
+    return lease_shares(connector.get("kv_connector_extra_config") or {})
 
 
 def _children(transfer: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
@@ -84,24 +84,24 @@ def _connector_problems(config: Any, settings: Settings) -> list[str]:
     if getattr(config.cache_config, "kv_offloading_size", None):
         return ["--kv-offloading-size puts its own connector in the place of ours: leave it out"]
     transfer = transfer_of(config.kv_transfer_config)
-    ours = our_connector(transfer)
-    if ours is None:
+    connector = our_connector(transfer)
+    if connector is None:
         if transfer is not None and _children(transfer) is not None:
             return [
                 f"the MultiConnector has no {NAME}: put {OURS} first into its `connectors`",
             ]
         return [f"vLLM has no {NAME}: add --kv-transfer-config '{OURS}'"]
     problems = list[str]()
-    wrong_role = role_problem(ours.get("kv_role"))
+    wrong_role = role_problem(connector.get("kv_role"))
     if wrong_role is not None:
         problems.append(wrong_role)
     try:
         our_shares(transfer)
     except ValueError as error:
         problems.append(f"kv_connector_extra_config: {error}")
-    why = refusal(transfer)
-    if why is not None and not settings.vllm_shares_kv_across_scopes:
-        problems.append(why)
+    problem = refusal(transfer)
+    if problem is not None and not settings.vllm_shares_kv_across_scopes:
+        problems.append(problem)
     return problems
 
 

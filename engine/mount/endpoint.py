@@ -125,8 +125,8 @@ class MountedEngine:
                 log.error("the engine did not end completely", error=type(error).__name__)
 
         if self._backend is not None:
-            why = self._host.readiness.error
-            reason = f"the engine has failed ({why}) and is off until vLLM is started again"
+            failure = self._host.readiness.error
+            reason = f"the engine has failed ({failure}) and is off until vLLM is started again"
             ending = self._backend.abandon(reason)
             future = asyncio.run_coroutine_threadsafe(ending, self._event_loop)
             future.add_done_callback(note_end)

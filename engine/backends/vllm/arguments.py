@@ -49,7 +49,7 @@ def engine_arguments(settings: Settings, *, is_cpu: bool) -> dict[str, Any]:
         ("max_num_batched_tokens", "max_step_tokens", settings.max_step_tokens),
         ("max_num_seqs", "max_running", settings.max_running),
     )
-    ours_given: dict[str, Any] = {
+    our_values: dict[str, Any] = {
         name: value
         for name, setting, value in values
         if setting in settings.model_fields_set and value is not None
@@ -67,7 +67,7 @@ def engine_arguments(settings: Settings, *, is_cpu: bool) -> dict[str, Any]:
     return {
         **defaults,
         **settings.vllm_args,
-        **ours_given,
+        **our_values,
         "model": settings.model,
         "enable_prefix_caching": True,
         **({"enable_lora": True} if settings.adapters else {}),
@@ -78,7 +78,7 @@ def engine_arguments(settings: Settings, *, is_cpu: bool) -> dict[str, Any]:
 
 def _transfer_config(settings: Settings) -> dict[str, Any]:
     """Our connector alone, or in a MultiConnector in front of the connectors that were given."""
-    ours: dict[str, Any] = {
+    our_connector: dict[str, Any] = {
         "kv_connector": NAME,
         "kv_role": "kv_producer",
         "kv_connector_module_path": MODULE,
@@ -87,23 +87,25 @@ def _transfer_config(settings: Settings) -> dict[str, Any]:
             "scope_lease_share": LEASE_SHARES["scope_lease_share"],
         },
     }
-    beside = settings.vllm_args.get("kv_transfer_config")
-    if beside is None:
-        return ours
-    others: Any = [beside]
-    if isinstance(beside, Mapping) and beside.get("kv_connector") == "MultiConnector":
-        extra = beside.get("kv_connector_extra_config")
-        others = extra.get("connectors") if isinstance(extra, Mapping) else None
-    if not isinstance(others, list) or not all(
-        isinstance(connector, Mapping) and connector.get("kv_connector") for connector in others
+    transfer = settings.vllm_args.get("kv_transfer_config")
+    if transfer is None:
+        return our_connector
+    connectors: Any = [transfer]
+    if isinstance(transfer, Mapping) and transfer.get("kv_connector") == "MultiConnector":
+        extra = transfer.get("kv_connector_extra_config")
+        connectors = extra.get("connectors") if isinstance(extra, Mapping) else None
+    if not isinstance(connectors, list) or not all(
+        isinstance(connector, Mapping) and connector.get("kv_connector") for connector in connectors
     ):
         message = "ENGINE_VLLM_ARGS: `kv_transfer_config` must name a `kv_connector`"
         raise ArgumentRefused(message)
-    foreign = [connector for connector in others if connector["kv_connector"] != NAME]
+    foreign_connectors = [
+        connector for connector in connectors if connector["kv_connector"] != NAME
+    ]
     return {
         "kv_connector": "MultiConnector",
         "kv_role": "kv_both",
-        "kv_connector_extra_config": {"connectors": [ours, *foreign]},
+        "kv_connector_extra_config": {"connectors": [our_connector, *foreign_connectors]},
     }
 
 

@@ -209,9 +209,9 @@ def load_vllm(settings: Settings, progress: Progress) -> VllmParts:
     if settings.adapters:
         check_adapters(__version__, is_cpu=is_cpu)
     arguments = engine_arguments(settings, is_cpu=is_cpu)
-    why = refusal(arguments["kv_transfer_config"])
-    if why is not None and not settings.vllm_shares_kv_across_scopes:
-        raise ArgumentRefused(f"ENGINE_VLLM_ARGS: {why}")
+    problem = refusal(arguments["kv_transfer_config"])
+    if problem is not None and not settings.vllm_shares_kv_across_scopes:
+        raise ArgumentRefused(f"ENGINE_VLLM_ARGS: {problem}")
     config = AsyncEngineArgs(**arguments).create_engine_config()
     try:
         llm = AsyncLLM.from_vllm_config(config, stat_loggers=[])

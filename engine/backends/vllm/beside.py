@@ -89,13 +89,13 @@ def _unread_parts(extra: Mapping[str, Any]) -> list[str]:
     A name of SPECS or TIERS is vLLM's own class, also beside a module: vLLM looks it up first.
     """
     spec = extra.get("spec_name", "CPUOffloadingSpec")
-    unread = [] if spec in SPECS else [f"OffloadingConnector's {spec}"]
+    parts = [] if spec in SPECS else [f"OffloadingConnector's {spec}"]
     for tier in extra.get("secondary_tiers") or ():
         kind = tier.get("type")
         is_ours = tier.get("module_path") == OUR_TIERS
         if kind not in TIERS and not is_ours:
-            unread.append(f"OffloadingConnector's tier {kind}")
-    return [f"{part} ({_UNREAD})" for part in unread]
+            parts.append(f"OffloadingConnector's tier {kind}")
+    return [f"{part} ({_UNREAD})" for part in parts]
 
 
 def refusal(transfer: Mapping[str, Any] | None) -> str | None:

@@ -177,10 +177,10 @@ class RequestTracker:
             state = self._states.get(request_id)
             if state is not None and not state.is_started:
                 start = state.request.num_computed_tokens
-                most = state.request.num_prompt_tokens
+                num_prompt_tokens = state.request.num_prompt_tokens
                 # Lost by a preemption, or not loaded by another connector: it is computed.
                 state.hit_tokens = min(state.hit_tokens, start)
-                end = min(start + num_scheduled, most)
+                end = min(start + num_scheduled, num_prompt_tokens)
                 if end > start:
                     state.computed.add(start, end)
         for request_id, state in list(self._wanting.items()):
@@ -518,14 +518,14 @@ def _core_stats(core: Any) -> Any:
     leases = connector.leases
     tracker = connector.tracker
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
-    ours = {
+    our_ids = {
         block.block_id
         for manager in managers
         for request_id in tracker.request_ids
         for block in manager.req_to_blocks.get(request_id, ())
     }
     stats = CoreStats(
-        blocks=leases.block_states(ours),
+        blocks=leases.block_states(our_ids),
         running=len(scheduler.running),
         waiting=len(scheduler.waiting),
         foreign_running=sum(

@@ -202,9 +202,9 @@ class LeaseManager:
         `watches` are ordered by length. Nothing is held. If an equal block is left, it is not
         looked for: names are hints, and the next request with the same name watches again.
         """
-        new = [watch for watch in watches if self._find(watch.key) is None]
-        ends = self._find_ends([watch.tokens for watch in new], block_hashes)
-        for watch in new:
+        new_watches = [watch for watch in watches if self._find(watch.key) is None]
+        ends = self._find_ends([watch.tokens for watch in new_watches], block_hashes)
+        for watch in new_watches:
             blocks = ends.get(watch.tokens)
             if blocks is None:
                 self._lost_watches[watch.key] = None
@@ -304,10 +304,10 @@ class LeaseManager:
         self._losses.clear()
         return losses
 
-    def block_states(self, ours: Collection[int]) -> BlockStats:
+    def block_states(self, our_ids: Collection[int]) -> BlockStats:
         """How many blocks are in each state, and how many have more than one reference.
 
-        `ours` are the ids of blocks that tracked requests use. Other active blocks are foreign.
+        `our_ids` are the ids of blocks that tracked requests use. Other active blocks are foreign.
         A walk over all blocks takes 10 ms for 100,000.
         """
         count: Counter[str] = Counter()
@@ -318,7 +318,7 @@ class LeaseManager:
             if block.ref_cnt:
                 is_lease = block.ref_cnt == self._lease_refs.get(block.block_id, 0)
                 count["leased" if is_lease else "active"] += 1
-                is_known = block.block_id in ours or block.block_id in self._protected
+                is_known = block.block_id in our_ids or block.block_id in self._protected
                 count["foreign"] += not is_lease and not is_known
             elif block.block_hash is None:
                 count["free"] += 1
@@ -349,10 +349,10 @@ class LeaseManager:
 
     def is_sole_user(self) -> bool:
         """Whether every block in use has our references only."""
-        ours = self._lease_refs + self._protected
-        used = self.total_blocks - self._pool.get_num_free_blocks()
-        return used == len(ours) and all(
-            self._pool.blocks[block_id].ref_cnt == count for block_id, count in ours.items()
+        counts = self._lease_refs + self._protected
+        num_used = self.total_blocks - self._pool.get_num_free_blocks()
+        return num_used == len(counts) and all(
+            self._pool.blocks[block_id].ref_cnt == count for block_id, count in counts.items()
         )
 
     def reset(self) -> None:
@@ -432,9 +432,13 @@ class LeaseManager:
         return ends
 
     def _try_lease(self, entry: VllmEntry) -> bool:
-        new = sum(block.block_id not in self._lease_refs for block in entry.blocks)
-        while (excess := len(self._lease_refs) + new - self.max_leased_blocks) > 0:
-            claimed = len(self._scope_refs.get(entry.scope, ())) + new
+        while True:
+            # Those that make way may share blocks with the new one, so it may need more now.
+            num_new = sum(block.block_id not in self._lease_refs for block in entry.blocks)
+            excess = len(self._lease_refs) + num_new - self.max_leased_blocks
+            if excess <= 0:
+                break
+            num_claimed = len(self._scope_refs.get(entry.scope, ())) + num_new
             # The next lease to end of this scope, and of each scope above its share. Those with a
             # copy below come first, because they lose nothing.
             firsts = [
@@ -446,12 +450,11 @@ class LeaseManager:
             ]
             loser = min(firsts, key=ending_key, default=None)
             if loser is None:
-                claim = Claim(claimed, self._share(entry.scope), excess)
+                claim = Claim(num_claimed, self._share(entry.scope), excess)
                 loser = next_to_yield(self._held(), claim)
             if loser is None:
                 return False
             self._lose_lease(loser, "yielded")
-            new = sum(block.block_id not in self._lease_refs for block in entry.blocks)
         self._undepend(entry)
         self._pool.touch(entry.blocks)
         ids = [block.block_id for block in entry.blocks]
