@@ -31,12 +31,13 @@ from scripts.stack import ROOT
 _HEAD = """# Models
 
 `python -m scripts.docs.models` makes this page with tiny random models in float32, one of each
-architecture. It was made with transformers {version}. A checkpoint that also sees or hears is served by its text decoder.
+architecture. It was made with transformers {version}. A checkpoint that
+also sees or hears is served by its text decoder.
 
 *Native engine*: the check of every start. *Latents* and *state*: what entries have besides keys and
 values, or in their place ([models and hybrids](README.md#computation)). *On vLLM*: its CPU build
-with the plugin's connector. "served" means that an entry was leased at a mark, and read behind other
-prompts. Marks are at multiples of 32 unless the table has another number. For a model that is
+with the plugin's connector. "served" means that an entry was leased at a mark, and read behind
+other prompts. Marks are at multiples of 32 unless the table has another number. For a model that is
 refused the table has the beginning of the error.
 
 | architectures | native engine | on vLLM |
