@@ -87,8 +87,12 @@ _STORE_GAUGES: tuple[_Metric[StoreStats], ...] = (
     _Metric("store_used_bytes", lambda s: s.used_bytes, "Bytes that the store takes on disk"),
     _Metric("store_leases", lambda s: s.leases, "Leases that outlive a restart"),
     _Metric("store_entries", lambda s: s.entries, "Entries that outlive a restart"),
-    _Metric("store_pending_entries", lambda s: s.pending_entries, "Entries not yet written"),
-    _Metric("store_queued_bytes", lambda s: s.queued_bytes, "Bytes that wait to be written"),
+    _Metric(
+        "store_pending_entries", lambda s: s.pending_entries, "Entries not yet written to the store"
+    ),
+    _Metric(
+        "store_queued_bytes", lambda s: s.queued_bytes, "Bytes that wait to be written to the store"
+    ),
 )
 _COUNTERS: tuple[_Metric[Counters], ...] = (
     _Metric("requests", lambda c: c.requests, "Requests whose response began"),
@@ -104,10 +108,12 @@ _COUNTERS: tuple[_Metric[Counters], ...] = (
         "Proposed tokens that were drawn",
     ),
     _Metric("copied_blocks", lambda c: c.copied_blocks, "Blocks copied on write"),
-    _Metric("evicted_blocks", lambda c: c.evicted_blocks, "Blocks with content reused"),
-    _Metric("evicted_entries", lambda c: c.evicted_entries, "Entries that lost content for room"),
+    _Metric("evicted_blocks", lambda c: c.evicted_blocks, "Blocks whose content made way"),
+    _Metric(
+        "evicted_entries", lambda c: c.evicted_entries, "Entries that lost content to other content"
+    ),
     _Metric("demoted_blocks", lambda c: c.demoted_blocks, "Blocks copied to the host"),
-    _Metric("promoted_blocks", lambda c: c.promoted_blocks, "Blocks copied back"),
+    _Metric("promoted_blocks", lambda c: c.promoted_blocks, "Blocks copied back from the host"),
     _Metric(
         "leases_lowered",
         lambda c: c.leases_lowered,
@@ -122,11 +128,17 @@ _COUNTERS: tuple[_Metric[Counters], ...] = (
 )
 # Left out where the engine has no store.
 _STORE_COUNTERS: tuple[_Metric[StoreStats], ...] = (
-    _Metric("store_written_bytes", lambda s: s.written_bytes, "Bytes of blocks written"),
-    _Metric("store_read_bytes", lambda s: s.read_bytes, "Bytes of blocks read"),
-    _Metric("store_written_blocks", lambda s: s.written_blocks, "Blocks written"),
-    _Metric("store_loaded_blocks", lambda s: s.loaded_blocks, "Blocks brought back"),
-    _Metric("store_failed_writes", lambda s: s.failed_writes, "Files that failed"),
+    _Metric(
+        "store_written_bytes", lambda s: s.written_bytes, "Bytes of blocks written to the store"
+    ),
+    _Metric("store_read_bytes", lambda s: s.read_bytes, "Bytes of blocks read from the store"),
+    _Metric("store_written_blocks", lambda s: s.written_blocks, "Blocks written to the store"),
+    _Metric("store_loaded_blocks", lambda s: s.loaded_blocks, "Blocks brought back from the store"),
+    _Metric(
+        "store_failed_writes",
+        lambda s: s.failed_writes,
+        "Files of the store that could not be written",
+    ),
     _Metric(
         "store_unsaved_entries",
         lambda s: s.unsaved_entries,
@@ -255,9 +267,17 @@ def _as_vllm(stats: Stats) -> Iterable[Metric]:
     reused = counters.cache_read_tokens + counters.automatic_tokens
     for name, amount, text in (
         ("prefix_cache_queries", counters.prompt_tokens, "Prompt tokens of started requests"),
-        ("prefix_cache_hits", reused, "Those of them that were reused from memory"),
+        (
+            "prefix_cache_hits",
+            reused,
+            "Prompt tokens of started requests that were reused from memory",
+        ),
         ("prompt_tokens", counters.prompt_tokens, "Prompt tokens of started requests"),
-        ("prompt_tokens_cached", reused, "Those of them that were reused from memory"),
+        (
+            "prompt_tokens_cached",
+            reused,
+            "Prompt tokens of started requests that were reused from memory",
+        ),
         ("generation_tokens", counters.output_tokens, "Output tokens"),
         ("num_preemptions", counters.preempted_requests, "Sequences preempted"),
     ):
