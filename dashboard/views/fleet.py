@@ -77,12 +77,13 @@ def draw(view: View, selection: Selection) -> None:
     draw_load(view.load, view.history)
     draw_attribution(view.history)
     no_restart = f"No engine was restarted in {selection.words}."
-    are_all_heard = all(engine.stats is not None for engine in engines)
-    if not are_all_heard:
+    no_restart_icon = ":material/check_circle:" if view.history.num_turns else parts.HOURGLASS
+    if any(engine.stats is None for engine in engines):
         no_restart = (
             f"No restart is known in {selection.words}. An engine that does not answer now may be"
             " restarting."
         )
+        no_restart_icon = parts.HOURGLASS
     parts.section(
         "Restarts, and the cache they lost",
         [
@@ -100,11 +101,7 @@ def draw(view: View, selection: Selection) -> None:
         f"{formats.counted(len(view.history.restarts), 'restart')} with the tokens written again.",
         number="restart_lost",
         none=no_restart,
-        icon=(
-            ":material/check_circle:"
-            if view.history.num_turns and are_all_heard
-            else parts.HOURGLASS
-        ),
+        icon=no_restart_icon,
     )
 
 

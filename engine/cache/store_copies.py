@@ -4,7 +4,6 @@ Whose copies make way for whose is decided in `leases.py`.
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -58,28 +57,22 @@ class StoreCopies:
         """The entries whose copies have this block."""
         return list(self._by_block.get(block, ()))
 
-    def room_for(
-        self, scope: str, blocks: Sequence[Block], num_coming: int = 0
-    ) -> list[Entry] | None:
-        """The entries whose copies must make way for a new copy of a scope.
+    def room_for(self, scope: str, num_new: int) -> list[Entry] | None:
+        """The entries whose copies must make way for a scope's `num_new` blocks.
 
-        It has `blocks`, and `num_coming` more that are not allocated yet. None if the entries can't
-        get room in this way.
+        None if they can't get room in this way.
         """
-        num_new = self._pool.num_unleased(blocks) + num_coming
         excess = self._pool.num_leased + num_new - self.max_blocks
         if excess <= 0:
             return []
         own_copies = self._scopes.get(scope)
         if own_copies is not None:
-            doomed = _first_of(own_copies.for_own, excess, blocks)
+            doomed = _first_of(own_copies.for_own, excess)
             if doomed is not None:
                 return doomed
         num_blocks = {name: copies.num_blocks for name, copies in self._scopes.items()}
         largest = scope_to_displace(num_blocks, scope, num_new)
-        if largest is None:
-            return None
-        return _first_of(self._scopes[largest].for_others, excess, blocks)
+        return None if largest is None else _first_of(self._scopes[largest].for_others, excess)
 
     def changed(self, entry: Entry) -> None:
         """An entry's expiry or lease has changed."""
@@ -115,16 +108,15 @@ class StoreCopies:
             del self._scopes[entry.scope]
 
 
-def _first_of(order: Order[Entry], num_blocks: int, kept: Collection[Block]) -> list[Entry] | None:
+def _first_of(order: Order[Entry], num_blocks: int) -> list[Entry] | None:
     """The first entries without whose copies `num_blocks` blocks are free. None: all have too few.
 
-    Copies share blocks. Such a block is free when the last of its copies has made way. Those of
-    `kept` stay in use. The order stays as it is.
+    Copies share blocks. A block is free once all its copies have made way, unless something else
+    uses it, such as the new copy. The order stays as it is.
     """
     doomed: dict[Entry, None] = {}
-    # How many of the copies on each block make way.
+    # How many copies on each block make way.
     num_ended = Counter[Block]()
-    kept = set(kept)
     while num_blocks > 0:
         entry = order.pop()
         if entry is None:
@@ -134,8 +126,7 @@ def _first_of(order: Order[Entry], num_blocks: int, kept: Collection[Block]) -> 
         doomed[entry] = None
         for block in entry.stored or ():
             num_ended[block] += 1
-            if num_ended[block] == block.lease_count and block not in kept:
-                num_blocks -= 1
+            num_blocks -= num_ended[block] == block.ref_count
     for entry in doomed:
         order.push(entry)
     return list(doomed) if num_blocks <= 0 else None

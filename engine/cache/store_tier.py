@@ -76,12 +76,21 @@ class Note(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class SaveJob:
-    """An entry on its way to the store: its blocks so far, each with a reference."""
+    """An entry on its way to the store."""
 
     entry: Entry
+    # The digest of the chain up to the next block.
     parent: Digest
+    # The blocks so far, each with a reference.
     blocks: list[Block] = field(default_factory=list)
+    # How many of them were in no copy when they were added.
+    num_new: int = 0
+    # How many of their files are still being written.
     num_pending: int = 0
+
+    def add(self, block: Block) -> None:
+        self.num_new += block.lease_count == 0
+        self.blocks.append(block)
 
 
 class StoreTier:
@@ -301,7 +310,7 @@ class StoreTier:
         blocks = self.acquire_keys(keys) if self.has_room(keys) else None
         if blocks is None:
             return False
-        if self.copies.room_for(entry.scope, blocks) == []:
+        if self.copies.room_for(entry.scope, self.pool.num_unleased(blocks)) == []:
             self.copies.add(entry, blocks)
         self.pool.release_chain(blocks)
         return entry.stored is not None
@@ -419,7 +428,7 @@ class StoreTier:
             job.num_pending += 1
             pending[1].append(job)
         self.pool.acquire(block)
-        job.blocks.append(block)
+        job.add(block)
         return True
 
     def _begin(self, job: SaveJob, key: BlockKey) -> bool:
@@ -430,7 +439,7 @@ class StoreTier:
         if block is not None:
             self.pool.acquire(block)
         else:
-            if not self._make_room(job.entry.scope, job.blocks, num_coming=1):
+            if not self._make_room(job.entry.scope, job.num_new + 1):
                 return False
             try:
                 block = self._new_block(key, is_written=False)
@@ -438,7 +447,7 @@ class StoreTier:
                 return False
         self.pool.acquire(block)  # for the file
         self._pending[key.name] = block, [job]
-        job.blocks.append(block)
+        job.add(block)
         job.num_pending += 1
         return True
 
@@ -459,7 +468,7 @@ class StoreTier:
             self._drop_job(job)
             self.want(entry)
             return
-        has_room = self._make_room(entry.scope, job.blocks)
+        has_room = self._make_room(entry.scope, self.pool.num_unleased(job.blocks))
         if not has_room or entry.is_broken:
             self._give_up(job)
             return
@@ -468,9 +477,9 @@ class StoreTier:
         self.on_copied(entry)
         self._say(entry, "put")
 
-    def _make_room(self, scope: str, blocks: Sequence[Block], num_coming: int = 0) -> bool:
-        """Other copies make way for a new one, if that is enough (see `StoreCopies.room_for`)."""
-        doomed = self.copies.room_for(scope, blocks, num_coming)
+    def _make_room(self, scope: str, num_new: int) -> bool:
+        """Other copies make way for a scope's new one, if that is enough."""
+        doomed = self.copies.room_for(scope, num_new)
         for entry in doomed or ():
             self.num_displaced += 1
             self.on_displaced(entry)

@@ -146,7 +146,7 @@ def draw(
     has the tokens (rows). The second (rows) is False for rows that these tokens do not decide. Such
     a row has a wider top-k, or its draw falls behind the likeliest tokens, or it falls among tokens
     that are as likely as the last of them. `is_top_k_within`: each row has a top-k of at most
-    `width`, so these tokens decide all rows.
+    `width`, so the weights of other tokens are not needed.
 
     The host reads nothing from the device here, so the draw may be a part of a CUDA graph.
     """

@@ -273,20 +273,20 @@ async def watch_spend(
     It is read every half minute, and at once when a workspace gets a limit. So the limit survives a
     restart, and counts the turns that other gateways have drained.
     """
-    known: set[str] = set()
+    known_workspaces: set[str] = set()
     read_at = -SPEND_POLL_SECONDS
 
     async def look() -> None:
-        nonlocal known, read_at
+        nonlocal known_workspaces, read_at
         now = clock.monotonic()
         all_workspaces = keyring.workspaces.values()
         limited = {
             workspace.id for workspace in all_workspaces if workspace.monthly_spend_nano is not None
         }
-        if limited - known or (limited and now - read_at >= SPEND_POLL_SECONDS):
+        if limited - known_workspaces or (limited and now - read_at >= SPEND_POLL_SECONDS):
             month = month_of(clock.wall())
             limits.learn_spend(month, await workspaces.spent(sorted(limited), month))
-            known = limited
+            known_workspaces = limited
             read_at = now
 
     await repeat(stopping, _SPEND_TICK_SECONDS, look, "spend_read_failed")

@@ -240,9 +240,9 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
             ttl = held_as(point.ttl, ttls)
             if ttl != point.ttl:
                 path = self.plan.slots[point.segment].path
-                wanted = TTLS[point.ttl].words
-                held = TTLS[ttl].words
-                reason = f"this engine can't hold it for {wanted}: it holds it for {held}"
+                asked_time = TTLS[point.ttl].words
+                held_time = TTLS[ttl].words
+                reason = f"this engine can't hold it for {asked_time}: it holds it for {held_time}"
                 notes.append(Ignored(path, reason))
         return notes
 

@@ -336,11 +336,11 @@ def ask(**changes: Any) -> Ask:
 
 def test_an_engine_is_sent_no_field_that_it_may_not_know() -> None:
     neutral = {"min_p": 0, "repetition_penalty": 1, "presence_penalty": 0, "min_tokens": 0, "n": 1}
-    wanted = ask(**neutral, temperature=0.5, max_tokens=5)
-    assert not wanted.sampling.needs
-    fields = msgspec.json.decode(msgspec.json.encode(wanted.generate_request("r", 0.0, [])))
+    turn = ask(**neutral, temperature=0.5, max_tokens=5)
+    assert not turn.sampling.needs
+    fields = msgspec.json.decode(msgspec.json.encode(turn.generate_request("r", 0.0, [])))
     assert fields["sampling"] == {"max_tokens": 5, "temperature": 0.5}
-    able = wanted.generate_request("r", 0.0, ["min_p", "penalties"]).sampling
+    able = turn.generate_request("r", 0.0, ["min_p", "penalties"]).sampling
     assert (able.min_p, able.presence_penalty, able.repetition_penalty) == (0, 0, None)
 
 
