@@ -170,8 +170,8 @@ def _left_in(engines: list[EnginePurge]) -> list[str]:
     for entry in engines:
         if not entry.purged:
             left.append(
-                f"pending for {entry.engine}: {entry.detail}. The engine purges when it is back,"
-                " before it gets turns"
+                f"pending for {entry.engine}: not known, {entry.detail}. The engine purges when it"
+                " is back, before it gets turns"
             )
         if entry.busy_blocks:
             blocks = counted(entry.busy_blocks, "block is", "blocks are")

@@ -56,6 +56,21 @@ def test_a_lease_outlives_a_restart_to_the_token(engine: StoredEngine, is_killed
     again.restart()
 
 
+def test_a_longer_prompts_copy_needs_room_for_its_new_blocks_alone(engine: StoredEngine) -> None:
+    assert engine.cache.store is not None
+    engine.cache.store.copies.max_blocks = 13
+    chat = list(range(1, 17))
+    for scope in ("b", "a"):
+        engine.say(chat, [90], scope=scope)  # 4 blocks and one of its own
+        engine.settle()
+    longer = [*chat, *range(17, 25)]
+    engine.say(longer, [91], scope="a")
+    engine.settle()
+    stats = engine.stats
+    assert (stats.entries, stats.unsaved_entries, stats.displaced_entries) == (3, 0, 0)
+    assert stats.held_blocks <= 13
+
+
 def test_no_lease_is_told_as_stored_before_its_line_is_in_the_journal(
     engine: StoredEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ def test_an_engine_that_is_away_is_not_taken_for_purged(tmp_path: Path) -> None:
     (engine_report,) = report["engines"]
     assert (engine_report["engine"], engine_report["purged"]) == ("engine-0", False)
     (line,) = report["left"]
-    assert line.startswith("pending for engine-0: ")
+    assert line.startswith("pending for engine-0: not known, ")
     assert engine_report["detail"] in line
 
 
