@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
@@ -586,7 +587,9 @@ def test_signing_out_ends_what_is_open_elsewhere(admin: Visit, path: str) -> Non
     second_tab.get_by_text("Reload this page to sign in again").wait_for(timeout=WAIT_MS)
     page.get_by_text("Reload this page to sign in again").wait_for(timeout=WAIT_MS)
     page.reload()
-    assert page.url.endswith("/login")
+    sign_in = urlsplit(page.url)
+    assert sign_in.path == "/login"
+    assert parse_qs(sign_in.query).get("next", ["/"]) == [path]
 
 
 def test_a_new_key_stays_until_it_is_dismissed(site: Site, admin: Visit) -> None:
